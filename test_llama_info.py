@@ -227,7 +227,7 @@ class Peer:
     """
 
     def __init__(self, *script):
-        self.script = script
+        self.script = script  # None is the end
         self.requests = []
         self.folder = tempfile.mkdtemp(prefix="llama-")
         self.path = os.path.join(self.folder, "s")
@@ -276,6 +276,21 @@ class Peer:
             raise AssertionError("the peer is stuck in its script")
 
 
+class Replay(Peer):
+    """A peer that plays the recorded answers, each to its own route; where it is `busy`, so is the first slot."""
+
+    def __init__(self, busy=False):
+        slots = RECORDED["slots-after-use"]
+        if busy:
+            slots = slots.replace(b'"is_processing":false', b'"is_processing":true ', 1)
+        self.raw = dict(RECORDED, slots=slots)
+        super().__init__(self.read, self.route)
+
+    def route(self, conn):
+        target = self.requests[-1].split()[1].decode()
+        conn.sendall(self.raw[target.partition("?")[0].strip("/")])
+
+
 def open_files():
     """The open descriptors of this process, by what they are; None where the platform does not tell."""
     try:
@@ -298,9 +313,12 @@ class PeerCase(unittest.TestCase):
         self.addCleanup(caught.__exit__, None, None, None)
         warnings.simplefilter("always")
         self.before = open_files()
-        self.peer = Peer()
+        self.peer = self.peer_of()
         self.addCleanup(self.leaves_nothing)
         self.client = self.of()
+
+    def peer_of(self):
+        return Peer()
 
     def leaves_nothing(self):
         self.peer.close()
@@ -1180,7 +1198,7 @@ class TooMuchTest(PeerCase):
         for name, head, piece in [
             ("body", b"HTTP/1.1 200 OK\r\n\r\n", b"x" * 50000),
             ("chunks", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"400\r\n" + b"x" * 1024 + b"\r\n"),
-            ("small chunks", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", (b"9\r\n123456789\r\n") * 99),
+            ("small chunks", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", (b"2f\r\n%047d\r\n" % 0) * 99),
             ("status line", b"HTTP/1.1 200 ", b"x" * 9999),
             ("header field", b"HTTP/1.1 200 OK\r\nA: ", b"x" * 9999),
             ("header fields", b"HTTP/1.1 200 OK\r\n", b"A: b\r\n" * 999),
@@ -1761,15 +1779,8 @@ ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}  # withou
 class CommandTest(PeerCase):
     """`python3 llama_info.py`, as a person on the device runs it."""
 
-    def setUp(self):
-        super().setUp()
-        self.raw = dict(RECORDED)
-        self.raw["slots"] = RECORDED["slots-after-use"].replace(b'"is_processing":false', b'"is_processing":true ', 1)
-        self.peer.script = (self.route,)
-
-    def route(self, conn):
-        self.peer.read(conn)
-        conn.sendall(self.raw[self.peer.requests[-1].split()[1].decode().split("?")[0].strip("/")])
+    def peer_of(self):
+        return Replay(busy=True)
 
     def run_command(self, *args, **options):
         return python(MODULE, *args, **options)
@@ -1840,12 +1851,12 @@ class CommandTest(PeerCase):
 
     def test_errors_are_one_line(self):
         self.fails_with(1, r"^ConnectError: cannot connect to /absent: No such file or directory\n$", "/absent", "m")
-        self.raw["slots"] = answer("\x1b[31m\r\nred\x9b", "501 No")
+        self.peer.raw["slots"] = answer("\x1b[31m\r\nred\x9b", "501 No")
         self.fails_with(1, r"^HttpError: HTTP 501: \\x1b\[31m\\r\\nred\\x9b\n$", self.peer.path, "m")
-        self.raw["slots"] = answer('"日"')
+        self.peer.raw["slots"] = answer('"日"')
         self.fails_with(1, r"^ProtocolError: the answer is '\\u65e5', not a list\n$", "--json", self.peer.path, "m",
                         env=ASCII)
-        self.raw["props"] = b"HTTP/1.1 2"
+        self.peer.raw["props"] = b"HTTP/1.1 2"
         self.fails_with(1, "^StreamClosedEarlyError: ", self.peer.path, "m")
 
     def test_liveness(self):
@@ -1881,7 +1892,7 @@ class CommandTest(PeerCase):
         self.peer.requests.clear()
         self.prints(self.PLAIN % "m", self.peer.path, "m", env=dict(env, LLAMA_API_KEY=""))
         self.assertNotIn(b"Authorization", b"".join(self.peer.requests))
-        self.raw["props"] = answer("not SECRET", "401 No")
+        self.peer.raw["props"] = answer("not SECRET", "401 No")
         self.assertNotIn("SECRET", self.fails_with(1, "401", self.peer.path, "m", env=env))
         env["LLAMA_API_KEY"] = "SECRET\x1b"
         self.assertNotIn("SECRET", self.fails_with(2, "control", self.peer.path, "m", env=env))
@@ -1922,14 +1933,12 @@ class DeviceTest(PeerCase):
 
     def uses(self, *flags, before="", path=os.path.dirname(MODULE), env=None):
         code = before + "import sys\nsys.path.insert(0, sys.argv[2])\n" + self.USE
-        self.peer.script = (self.route,)
         done = python(*flags, "-c", code, self.peer.path, path, env=env)
         self.assertEqual((done.stderr, done.returncode), ("", 0))
         self.assertEqual(done.stdout, "1024 2 2\nConnectError\nHit() Loss(expected=9, got=2)\n")
 
-    def route(self, conn):
-        self.peer.read(conn)
-        conn.sendall(RECORDED[self.peer.requests[-1].split()[1].decode().split("?")[0].strip("/")])
+    def peer_of(self):
+        return Replay()
 
     def test_without_what_a_device_may_lack(self):
         self.uses("-S", before=(
