@@ -45,8 +45,9 @@ from urllib.parse import quote
 TYPE_CHECKING = False  # as in typing, which costs a device time and may be absent there
 if TYPE_CHECKING:
     from io import BufferedReader
-    from typing import Any, Iterator
+    from typing import Any, Callable, Iterator, TypeVar
 
+    T = TypeVar("T")
     StrOrBytesPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 __version__ = "1.0.0"
@@ -63,7 +64,9 @@ CACHE_TOLERANCE = 64  #: tokens; how far the reuse may fall short and still be a
 
 _MAX_LINE = 64 * 1024  # bytes in a line of a head, and
 _MAX_FIELDS = 100  # such lines: the limits of http.client
-_PIECE = 64 * 1024  # bytes asked for at a time
+_PIECE = 64 * 1024  # bytes of a body asked for at a time
+_MAX_DIGITS = 4300  # in a number: the limit of newer Pythons; older ones would take minutes
+_MAX_DEPTH = 100  # of JSON in JSON: little enough for the smallest stack that a thread may have
 _MAX_LIVENESS = 2**31 - 1  # ms, 24 days: the longest wait that poll() takes
 _U32, _U64 = 2**32, 2**64
 
@@ -96,12 +99,13 @@ class HttpError(InferError):
     """
 
     def __init__(self, status: int, body: str) -> None:
-        super().__init__(status, body)  # these are what pickle and copy make the error anew from
-        self.status = status
-        self.body = body
+        super().__init__(status, body)  # as args, from which pickle and copy make the error anew
+
+    status = property(lambda self: self.args[0], doc="The status, an int.")
+    body = property(lambda self: self.args[1], doc="The start of the body, a str.")
 
     def __str__(self) -> str:
-        return f"HTTP {self.status}: {_brief(self.body)}"
+        return f"HTTP {self.status}: {_brief(self.body)}" if self.body else f"HTTP {self.status}"
 
 
 _HANG_UPS = (ConnectionResetError, BrokenPipeError, ConnectionAbortedError, http.client.IncompleteRead)
@@ -134,8 +138,7 @@ def error_text(data: bytes | bytearray | memoryview) -> str:
     What is not UTF-8 becomes U+FFFD. The text is at most `MAX_ERROR_BODY` bytes when encoded again,
     and is never cut inside a character.
     """
-    # Decoding and encoding never shrinks, and three bytes more complete the character that the cut may fall in.
-    text = memoryview(data).tobytes()[: MAX_ERROR_BODY + 3].decode("utf-8", "replace")
+    text = memoryview(data).tobytes().decode("utf-8", "replace")
     return text.encode("utf-8")[:MAX_ERROR_BODY].decode("utf-8", "ignore")
 
 
@@ -180,10 +183,10 @@ class Timings:
         Raises `ProtocolError` where a count is missing or is none. A missing `cache_n` is not taken for
         0: older servers did not send it, and nothing can be said of their cache.
         """
-        return cls(*(_field(obj, "timings", name, int, _U64) for name in ("cache_n", "prompt_n", "predicted_n")))
+        return cls(*(_field(obj, "timings", name, _U64) for name in ("cache_n", "prompt_n", "predicted_n")))
 
 
-@dataclasses.dataclass(frozen=True, init=False, repr=False, eq=False)
+@dataclasses.dataclass(frozen=True)
 class CacheOutcome:
     """What became of the prompt cache between two requests: a `Hit` or a `Loss`."""
 
@@ -215,45 +218,91 @@ def cache_outcome(previous: Timings, current: Timings) -> CacheOutcome:
     return Loss(expected, current.cache_n)
 
 
-_KINDS = {bool: "true or false", str: "a string of Unicode characters", list: "a list", dict: "an object"}
+_SURROGATE = "[\ud800-\udfff]"  # what a str can hold, JSON can spell, and nothing can encode
+_KINDS = {bool: "true or false", int: "an integer", str: "a string of Unicode", list: "a list", dict: "an object"}
+_SHOWN = reprlib.Repr()
+_SHOWN.maxstring = 400  # by default it cuts the middle out; _brief() cuts the end off
 
 
-def _expect(value: Any, path: str, kind: type[Any], below: int = 0) -> Any:
-    """Return `value` if it is a `kind` (an int: from 0 to under `below`); else name the `path` where it stood."""
-    if (
-        not isinstance(value, kind)
-        or kind is int and (isinstance(value, bool) or not 0 <= value < below)
-        or kind is str and re.search("[\ud800-\udfff]", value)  # JSON can spell surrogates that nothing can encode
-    ):
-        wanted = _KINDS.get(kind) or f"an integer from 0 to {below - 1}"
-        raise ProtocolError(f"{path} is {_brief(reprlib.repr(value))}, not {wanted}")
+def _expect(value: Any, path: str, kind: Any) -> Any:
+    """Return `value` if it is a `kind`: a type or, for a count, what it is below; `path` is where it stood."""
+    if type(kind) is int:
+        fits = type(value) is int and 0 <= value < kind
+    elif isinstance(value, bool):  # to Python an int, to JSON none
+        fits = kind is bool
+    else:
+        fits = isinstance(value, kind) and not (kind is str and re.search(_SURROGATE, value))
+    if not fits:
+        wanted = _KINDS.get(kind) or f"an integer from 0 to {kind - 1}"
+        raise ProtocolError(f"{path} is {_brief(_SHOWN.repr(value))}, not {wanted}")
     return value
 
 
-def _field(obj: Any, path: str, name: str, kind: type[Any], below: int = 0) -> Any:
+def _field(obj: Any, path: str, name: str, kind: Any) -> Any:
     """Return `obj[name]` as `_expect` does; `path` is where `obj` stood, empty for the whole answer."""
     _expect(obj, path or "the answer", dict)
     path = f"{path}.{name}" if path else name
     if name not in obj:
-        raise ProtocolError(f"{path} is missing in {_brief(reprlib.repr(obj))}")
-    return _expect(obj[name], path, kind, below)
+        raise ProtocolError(f"{path} is missing in {_brief(_SHOWN.repr(obj))}")
+    return _expect(obj[name], path, kind)
 
 
-def _refuse(constant: str) -> Any:
+def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
 _JSON = json.JSONDecoder(parse_constant=_refuse)
 
 
+def _parse(data: bytes) -> Any:
+    """Return what strict JSON in UTF-8 says; refuse on every Python what would stall some and crash others."""
+    try:
+        if b"0" * (_MAX_DIGITS + 1) in data.translate(bytes.maketrans(b"123456789", b"000000000")):
+            raise ValueError(f"a number of over {_MAX_DIGITS} digits")
+        if data.count(b"[") + data.count(b"{") > _MAX_DEPTH:
+            depth = 0
+            quotes = data.replace(b"\\\\", b"").replace(b'\\"', b"")  # those alone that begin and end a string
+            for bracket in re.finditer(rb"[][{}]", b"".join(quotes.split(b'"')[::2])):
+                depth += 1 if bracket[0] in b"[{" else -1
+                if depth > _MAX_DEPTH:
+                    raise ValueError(f"nested over {_MAX_DEPTH} deep")
+        return _JSON.decode(data.decode("utf-8"))
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise ProtocolError(f"not JSON: {_brief(repr(data[:40]))} ({_brief(str(error))})") from error
+
+
+def _read_props(answer: Any) -> Props:
+    settings = _field(answer, "", "default_generation_settings", dict)
+    return Props(
+        chat_template=_field(answer, "", "chat_template", str),
+        n_ctx=_field(settings, "default_generation_settings", "n_ctx", _U64),
+        total_slots=_field(answer, "", "total_slots", _U32),
+    )
+
+
+def _read_slots(answer: Any) -> list[SlotInfo]:
+    return [
+        SlotInfo(_field(slot, f"[{i}]", "id", _U32), _field(slot, f"[{i}]", "is_processing", bool))
+        for i, slot in enumerate(_expect(answer, "the answer", list))
+    ]
+
+
+def _read_token_count(answer: Any) -> int:
+    tokens = _field(answer, "", "tokens", list)
+    if not {int}.issuperset(map(type, tokens)):  # there may be very many, so one by one only then
+        for i, token in enumerate(tokens):
+            _expect(token, f"tokens[{i}]", int)
+    return len(tokens)
+
+
 class _Socket(socket.socket):
     """A socket whose timeout bounds each wait of `sendall`; the standard one's bounds them all together."""
 
     def sendall(self, data: Any, flags: int = 0) -> None:
-        with memoryview(data).cast("B") as view:
-            sent = 0
-            while sent < len(view):
-                sent += self.send(view[sent:], flags)
+        flags |= getattr(socket, "MSG_NOSIGNAL", 0)  # a program that does not ignore SIGPIPE lives on
+        view = memoryview(data).cast("B")
+        while view:
+            view = view[self.send(view, flags):]
 
 
 class UnixHTTPConnection(http.client.HTTPConnection):
@@ -272,9 +321,8 @@ class UnixHTTPConnection(http.client.HTTPConnection):
         try:
             self.sock = self._connected()
         except OSError as error:
-            reason = error.strerror or str(error)
-            raise ConnectError(
-                f"cannot connect to {_brief(os.fsdecode(self.socket_path))}: {_brief(reason)}") from error
+            path = _brief(os.fsdecode(self.socket_path))
+            raise ConnectError(f"cannot connect to {path}: {error.strerror or error}") from error
 
     def _connected(self) -> socket.socket:
         if not hasattr(socket, "AF_UNIX"):
@@ -337,7 +385,7 @@ def _read_fields(fp: BufferedReader) -> dict[bytes, bytes]:
     fields: dict[bytes, bytes] = {}
     for _ in range(_MAX_FIELDS + 1):
         match = _read_line(fp, *_FIELD)
-        if match[1] is None:
+        if not match[1]:
             return fields
         name, value = match[1].lower(), match[2].strip()
         if fields.setdefault(name, value) != value:
@@ -382,15 +430,14 @@ def _read_body(fp: BufferedReader, fields: dict[bytes, bytes], limit: int) -> It
             yield piece
 
 
-def _utf8(name: str, value: str) -> bytes:
-    """Return an argument in UTF-8; the `ValueError` where it has none does not show it, for it may be the key."""
+def _text(name: str, value: str) -> str:
+    """Return a caller's `value` if it can be sent; the error where it cannot does not show it: it may be the key."""
     if not isinstance(value, str):
         raise TypeError(f"{name} must be a str, not {type(value).__name__}")
-    try:
-        return value.encode("utf-8")
-    except UnicodeEncodeError as error:
-        at = error.start
-    raise ValueError(f"{name} holds a lone surrogate at {at}")
+    surrogate = re.search(_SURROGATE, value)
+    if surrogate:
+        raise ValueError(f"{name} holds a lone surrogate at {surrogate.start()}")
+    return value
 
 
 @dataclasses.dataclass(frozen=True, init=False, eq=False)
@@ -406,7 +453,7 @@ class Client:
     its own. Any call may load, wake or evict a model, and raises, once it has begun, nothing but an `InferError`.
     """
 
-    socket_path: StrOrBytesPath
+    socket_path: str | bytes
     model: str
     liveness_ms: float
     api_key: str | None = dataclasses.field(repr=False)
@@ -415,15 +462,16 @@ class Client:
         self, socket_path: StrOrBytesPath, model: str, *, liveness_ms: float = 60_000, api_key: str | None = None
     ) -> None:
         os.fsencode(socket_path)
-        if not _utf8("model", model):
+        if not _text("model", model):
             raise ValueError("model is empty")
         if not 0 < liveness_ms <= _MAX_LIVENESS:  # NaN is neither
             raise ValueError(f"liveness_ms is {liveness_ms}, not above 0 and at most {_MAX_LIVENESS}")
-        if api_key is not None and re.search(b"[\0-\x1f\x7f]|\xc2[\x80-\x9f]", _utf8("api_key", api_key)):
+        if api_key is not None and re.search("[\0-\x1f\x7f-\x9f]", _text("api_key", api_key)):
             raise ValueError("api_key holds a control character")
-        self.__dict__.update(socket_path=socket_path, model=model, liveness_ms=liveness_ms, api_key=api_key)
+        self.__dict__.update(
+            socket_path=os.fspath(socket_path), model=model, liveness_ms=liveness_ms, api_key=api_key)
 
-    def call(self, method: str, path: str, body: bytes | None = None) -> bytes:
+    def call(self, method: str, path: str, body: bytes | bytearray | memoryview | None = None) -> bytes:
         """Make one whole exchange and return the body of the answer, at most `MAX_BODY` bytes (rule 1).
 
         `method` is in capitals (GET, POST), `path` starts with `/` and is percent-encoded, `body` is
@@ -434,12 +482,11 @@ class Client:
             raise ValueError(f"cannot request {_brief(method)} {_brief(path)}")
         headers: dict[str, str | bytes] = {"Connection": "close"}
         if body is not None:
-            headers["Content-Type"] = "application/json"
-            headers["Content-Length"] = str(memoryview(body).nbytes)
-        key = _utf8("api_key", self.api_key or "")
-        if key:
-            headers["Authorization"] = b"Bearer " + key
-        connection = UnixHTTPConnection(self.socket_path, self.liveness_ms / 1000)
+            body = memoryview(body).cast("B")  # of anything else than bytes a TypeError, before it connects
+            headers.update({"Content-Type": "application/json", "Content-Length": str(len(body))})
+        if self.api_key:
+            headers["Authorization"] = b"Bearer " + self.api_key.encode("utf-8")
+        connection = UnixHTTPConnection(self.socket_path, float(self.liveness_ms) / 1000)
         try:
             connection.connect()
             try:
@@ -456,61 +503,67 @@ class Client:
                 try:
                     for piece in _read_body(fp, fields, _U64):
                         data += piece
-                        if len(data) > 2 * MAX_ERROR_BODY:  # enough for a key that stands across the cut
+                        if len(data) > MAX_ERROR_BODY:
                             break
                 except Exception:
                     pass  # what is wrong with the body does not hide the status
-                raise HttpError(status, error_text(data.replace(key, b"***") if key else data))
+                raise HttpError(status, error_text(data))
         except Exception as error:
-            raise map_http(error)
+            raise self._without_key(map_http(error))
         finally:
             connection.close()
 
-    def _ask(self, path: str, body: bytes | None = None) -> Any:
-        """Return the JSON that answers a POST of `body` or, without one, a GET for the model."""
+    def _without_key(self, error: InferError) -> InferError:
+        """Blot the key out of `error`, which may quote a peer that echoes it, whole or with its end cut off."""
+        key = self.api_key or ""
+        for size in range(len(key), max(min(len(key), 8) - 1, 0), -1):
+            error.args = tuple(
+                arg.replace(key[:size], "***"[:size]) if isinstance(arg, str) else arg for arg in error.args)
+        return error
+
+    def _ask(self, read: Callable[[Any], T], path: str, body: bytes | None = None) -> T:
+        """Return what `read` makes of the JSON that answers a POST of `body` or, without one, a GET for the model."""
         if body is None:
             data = self.call("GET", f"{path}?model={quote(self.model, safe='')}")
         else:
             data = self.call("POST", path, body)
         try:
-            return _JSON.decode(data.decode("utf-8"))
-        except (ValueError, RecursionError, MemoryError) as error:
-            raise ProtocolError(f"not JSON: {_brief(repr(data[:40]))} ({_brief(str(error))})") from error
+            return read(_parse(data))
+        except ProtocolError as error:
+            raise self._without_key(error)
 
     def props(self) -> Props:
         """Return what the model can do: `GET /props?model=<id>` (rule 4)."""
-        answer = self._ask("/props")
-        settings = _field(answer, "", "default_generation_settings", dict)
-        return Props(
-            chat_template=_field(answer, "", "chat_template", str),
-            n_ctx=_field(settings, "default_generation_settings", "n_ctx", int, _U64),
-            total_slots=_field(answer, "", "total_slots", int, _U32),
-        )
+        return self._ask(_read_props, "/props")
 
     def slots(self) -> list[SlotInfo]:
         """Return the model's slots in the server's order: `GET /slots?model=<id>`."""
-        return [
-            SlotInfo(_field(slot, f"[{i}]", "id", int, _U32), _field(slot, f"[{i}]", "is_processing", bool))
-            for i, slot in enumerate(_expect(self._ask("/slots"), "the answer", list))
-        ]
+        return self._ask(_read_slots, "/slots")
 
     def tokenize(self, text: str) -> int:
         """Return how many tokens `text` is: `POST /tokenize` with the model and the text (rule 5).
 
-        An answer over `MAX_BODY` (some 600,000 tokens) is a `ProtocolError`; a lone surrogate in `text` a
+        An answer over `MAX_BODY` (some 700,000 tokens) is a `ProtocolError`; a lone surrogate in `text` a
         `ValueError`.
         """
-        _utf8("text", text)
-        body = json.dumps({"model": self.model, "content": text}, ensure_ascii=False).encode("utf-8")
-        tokens = _field(self._ask("/tokenize", body), "", "tokens", list)
-        if not {int}.issuperset(map(type, tokens)):  # there may be very many, so one by one only then
-            for i, token in enumerate(tokens):
-                _expect(token, f"tokens[{i}]", int, _U64)
-        return len(tokens)
+        request = {"model": self.model, "content": _text("text", text)}
+        return self._ask(_read_token_count, "/tokenize", json.dumps(request, ensure_ascii=False).encode("utf-8"))
 
 
-def _main() -> int:
-    """Run as a command; return the exit status: 0, 1 for an `InferError`, 2 for usage."""
+def _report(model: str, props: Props, slots: list[SlotInfo], as_json: bool) -> str:
+    if as_json:
+        return json.dumps({**dataclasses.asdict(props), "slots": [dataclasses.asdict(slot) for slot in slots]})
+    ids = " ".join(f"[{slot.id}]" if slot.is_processing else str(slot.id) for slot in slots)
+    return (
+        f"model          {_brief(model, 256)}\n"
+        f"context        {props.n_ctx:,} tokens per slot\n"
+        f"slots          {props.total_slots}, {sum(slot.is_processing for slot in slots)} busy: {ids}\n"
+        f"chat template  {len(props.chat_template):,} characters"
+    )
+
+
+def _main() -> int | str:
+    """Run as a command; return what `sys.exit` takes: the exit status or, for 1, the line that says why."""
     import argparse
 
     parser = argparse.ArgumentParser(
@@ -529,15 +582,15 @@ def _main() -> int:
     try:
         model, keys = (
             # Where the locale's encoding is not UTF-8, what is comes as surrogates.
-            value.encode("utf-8", "surrogateescape").decode("utf-8")
+            value.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
             for value in (args.model, os.environ.get("LLAMA_API_KEY", ""))
         )
         client = Client(args.socket, model, liveness_ms=args.liveness_ms, api_key=keys.split(",")[0])
         if args.tokenize is not None:
             with open(0 if args.tokenize == "-" else args.tokenize, "rb") as file:
                 text = file.read().decode("utf-8")
-    except (OSError, ValueError) as error:
-        parser.error(str(error))
+    except (OSError, ValueError, MemoryError) as error:
+        parser.error(f"{type(error).__name__}: {error}")
     try:
         if args.tokenize is not None:
             output = str(client.tokenize(text))
@@ -546,23 +599,11 @@ def _main() -> int:
         # Not through sys.stdout, which would fail once more, and loudly, when Python ends.
         with open(1, "wb", closefd=False) as out:
             out.write(f"{output}\n".encode(sys.stdout.encoding, "backslashreplace"))
+    except BrokenPipeError:
+        return 1  # the reader of the output is gone, and wants no word of it
     except (InferError, OSError) as error:
-        if not isinstance(error, BrokenPipeError):  # the reader of the output is gone, and wants no word of it
-            print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 1
+        return f"{type(error).__name__}: {error}"
     return 0
-
-
-def _report(model: str, props: Props, slots: list[SlotInfo], as_json: bool) -> str:
-    if as_json:
-        return json.dumps({**dataclasses.asdict(props), "slots": [dataclasses.asdict(slot) for slot in slots]})
-    ids = " ".join(f"[{slot.id}]" if slot.is_processing else str(slot.id) for slot in slots)
-    return (
-        f"model          {_brief(model, 256)}\n"
-        f"context        {props.n_ctx:,} tokens per slot\n"
-        f"slots          {props.total_slots}, {sum(slot.is_processing for slot in slots)} busy: {ids}\n"
-        f"chat template  {len(props.chat_template):,} characters"
-    )
 
 
 if __name__ == "__main__":
