@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
 # Copyright (c) 2026 the llama_info authors
-"""Ask a `llama-server` (llama.cpp) behind a Unix socket, and tell apart every way in which it can fail.
+"""Ask a `llama-server` (llama.cpp) behind a Unix socket four things, and get one of five errors when that fails.
 
 What can a model do (`Client.props`), which of its slots are busy (`Client.slots`), how many tokens is
 a text (`Client.tokenize`), and did the server lose the prompt cache between two requests of one
 conversation (`cache_outcome`). One file, the standard library alone, Python 3.7 and newer: copy it.
-The routes are described in llama.cpp's tools/server/README.md.
+The routes are described in llama.cpp's tools/server/README.md, the numbered rules in this file's README.
 
     from llama_info import Client, InferError
 
@@ -64,9 +64,10 @@ CACHE_TOLERANCE = 64  #: tokens; how far the reuse may fall short and still be a
 
 _MAX_LINE = 64 * 1024  # bytes in a line of a head, and
 _MAX_FIELDS = 100  # such lines: the limits of http.client
+_MAX_INTERIM = 8  # answers of status 100 before the answer
 _PIECE = 64 * 1024  # bytes of a body asked for at a time
-_MAX_DIGITS = 4300  # in a number: the limit of newer Pythons; older ones would take minutes
-_MAX_DEPTH = 100  # of JSON in JSON: little enough for the smallest stack that a thread may have
+_MAX_DIGITS = 4300  # in a row in JSON: newer Pythons read no longer number, older ones take minutes for it
+_MAX_DEPTH = 100  # of lists and objects in JSON: little enough for the smallest stack that a thread may have
 _MAX_LIVENESS = 2**31 - 1  # ms, 24 days: the longest wait that poll() takes
 _U32, _U64 = 2**32, 2**64
 
@@ -101,8 +102,8 @@ class HttpError(InferError):
     def __init__(self, status: int, body: str) -> None:
         super().__init__(status, body)  # as args, from which pickle and copy make the error anew
 
-    status = property(lambda self: self.args[0], doc="The status, an int.")
-    body = property(lambda self: self.args[1], doc="The start of the body, a str.")
+    status: int = property(lambda self: self.args[0])  # type: ignore[assignment]
+    body: str = property(lambda self: self.args[1])  # type: ignore[assignment]
 
     def __str__(self) -> str:
         return f"HTTP {self.status}: {_brief(self.body)}" if self.body else f"HTTP {self.status}"
@@ -180,7 +181,7 @@ class Timings:
     def from_dict(cls, obj: dict[str, Any]) -> Timings:
         """Read the `timings` object that the server sends with a completion; unknown fields are ignored.
 
-        Raises `ProtocolError` where a count is missing or is none. A missing `cache_n` is not taken for
+        Raises `ProtocolError` where a count is missing or is not a count. A missing `cache_n` is not taken for
         0: older servers did not send it, and nothing can be said of their cache.
         """
         return cls(*(_field(obj, "timings", name, _U64) for name in ("cache_n", "prompt_n", "predicted_n")))
@@ -221,11 +222,11 @@ def cache_outcome(previous: Timings, current: Timings) -> CacheOutcome:
 _SURROGATE = "[\ud800-\udfff]"  # what a str can hold, JSON can spell, and nothing can encode
 _KINDS = {bool: "true or false", int: "an integer", str: "a string of Unicode", list: "a list", dict: "an object"}
 _SHOWN = reprlib.Repr()
-_SHOWN.maxstring = 400  # by default it cuts the middle out; _brief() cuts the end off
+_SHOWN.maxstring = 400  # more than _brief() leaves, so that what is cut is the end and not the middle
 
 
 def _expect(value: Any, path: str, kind: Any) -> Any:
-    """Return `value` if it is a `kind`: a type or, for a count, what it is below; `path` is where it stood."""
+    """Return `value` if it is a `kind`: a type or, for a count, the number it must be below; `path` is its place."""
     if type(kind) is int:
         fits = type(value) is int and 0 <= value < kind
     elif isinstance(value, bool):  # to Python an int, to JSON none
@@ -239,7 +240,7 @@ def _expect(value: Any, path: str, kind: Any) -> Any:
 
 
 def _field(obj: Any, path: str, name: str, kind: Any) -> Any:
-    """Return `obj[name]` as `_expect` does; `path` is where `obj` stood, empty for the whole answer."""
+    """Return `obj[name]` as `_expect` does; `path` is the place of `obj`, empty for the whole answer."""
     _expect(obj, path or "the answer", dict)
     path = f"{path}.{name}" if path else name
     if name not in obj:
@@ -255,14 +256,14 @@ _JSON = json.JSONDecoder(parse_constant=_refuse)
 
 
 def _parse(data: bytes) -> Any:
-    """Return what strict JSON in UTF-8 says; refuse on every Python what would stall some and crash others."""
+    """Return what strict JSON in UTF-8 says; refuse, on every Python, what stalls or crashes some of them."""
     try:
         if b"0" * (_MAX_DIGITS + 1) in data.translate(bytes.maketrans(b"123456789", b"000000000")):
-            raise ValueError(f"a number of over {_MAX_DIGITS} digits")
+            raise ValueError(f"over {_MAX_DIGITS} digits in a row")
         if data.count(b"[") + data.count(b"{") > _MAX_DEPTH:
             depth = 0
-            quotes = data.replace(b"\\\\", b"").replace(b'\\"', b"")  # those alone that begin and end a string
-            for bracket in re.finditer(rb"[][{}]", b"".join(quotes.split(b'"')[::2])):
+            unescaped = data.replace(b"\\\\", b"").replace(b'\\"', b"")  # each quote left begins or ends a string
+            for bracket in re.finditer(rb"[][{}]", b"".join(unescaped.split(b'"')[::2])):
                 depth += 1 if bracket[0] in b"[{" else -1
                 if depth > _MAX_DEPTH:
                     raise ValueError(f"nested over {_MAX_DEPTH} deep")
@@ -289,7 +290,7 @@ def _read_slots(answer: Any) -> list[SlotInfo]:
 
 def _read_token_count(answer: Any) -> int:
     tokens = _field(answer, "", "tokens", list)
-    if not {int}.issuperset(map(type, tokens)):  # there may be very many, so one by one only then
+    if not {int}.issuperset(map(type, tokens)):  # fast, for there may be a million; the loop finds which
         for i, token in enumerate(tokens):
             _expect(token, f"tokens[{i}]", int)
     return len(tokens)
@@ -322,7 +323,7 @@ class UnixHTTPConnection(http.client.HTTPConnection):
             self.sock = self._connected()
         except OSError as error:
             path = _brief(os.fsdecode(self.socket_path))
-            raise ConnectError(f"cannot connect to {path}: {error.strerror or error}") from error
+            raise ConnectError(f"cannot connect to '{path}': {error.strerror or error}") from error
 
     def _connected(self) -> socket.socket:
         if not hasattr(socket, "AF_UNIX"):
@@ -350,8 +351,8 @@ class UnixHTTPConnection(http.client.HTTPConnection):
 # http.client's own reader is not used for the answers: it takes a head that was cut for a whole one, a length that
 # is no number for none and a negative chunk for an endless one, and differs from one Python to the next.
 
-# Each kind of line: its name, what one must match, and what one must match that the end of the stream has cut.
-_STATUS = "the status line", rb"HTTP/1\.[0-9] ([1-9][0-9]{2})(?: .*)?\r?\n", rb"[HTP/1.]{0,6}|HTTP/1\..*"
+# Each kind of line: its name, a pattern for a whole one, and one for what may have come of it when the peer closed.
+_STATUS = "the status line", rb"HTTP/1\.[0-9] ([1-9][0-9]{2})(?: .*)?\r?\n", rb"H?|HTT?|HTTP/?|HTTP/1(?:\..*)?"
 _FIELD = "a header field", rb"(?:([^:\s]+):(.*)|\r?)\n", rb".*"
 _CHUNK = "a chunk size", rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;.*)?\r?\n", rb"(?:[0-9A-Fa-f]{1,16}(?:[ \t;\r].*)?)?"
 _CHUNK_END = "the end of a chunk", rb"\r\n", rb"\r?"
@@ -371,13 +372,13 @@ def _read_line(fp: BufferedReader, what: str, whole: bytes, cut: bytes) -> re.Ma
 
 def _read_head(fp: BufferedReader) -> tuple[int, dict[bytes, bytes]]:
     """Read a head; return its status, and its header fields by their names in lower case."""
-    for _ in range(8):
+    for _ in range(_MAX_INTERIM + 1):
         status = int(_read_line(fp, *_STATUS)[1])
         fields = _read_fields(fp)
         if status != 100:  # Continue: an interim answer, to be skipped
             break
     if status < 200:
-        raise ProtocolError(f"status {status}: an interim answer that was not asked for")
+        raise ProtocolError(f"status {status}, an interim answer, where the answer was due")
     return status, fields
 
 
@@ -414,7 +415,7 @@ def _read_body(fp: BufferedReader, fields: dict[bytes, bytes], limit: int) -> It
             raise ProtocolError(f"Content-Length is {_brief(repr(length))}, not a number of bytes")
         sizes = iter([int(length)])
     elif fp.peek():
-        sizes = iter(lambda: len(fp.peek()), 0)  # until the peer closes: what is there at a time
+        sizes = iter(lambda: len(fp.peek()), 0)  # up to the close, as much as is buffered each time
     else:
         raise StreamClosedEarlyError("the peer closed before the body")
     left = limit
@@ -461,7 +462,7 @@ class Client:
     def __init__(
         self, socket_path: StrOrBytesPath, model: str, *, liveness_ms: float = 60_000, api_key: str | None = None
     ) -> None:
-        os.fsencode(socket_path)
+        os.fsencode(socket_path)  # raises for what is no path
         if not _text("model", model):
             raise ValueError("model is empty")
         if not 0 < liveness_ms <= _MAX_LIVENESS:  # NaN is neither
@@ -482,8 +483,8 @@ class Client:
             raise ValueError(f"cannot request {_brief(method)} {_brief(path)}")
         headers: dict[str, str | bytes] = {"Connection": "close"}
         if body is not None:
-            body = memoryview(body).cast("B")  # of anything else than bytes a TypeError, before it connects
-            headers.update({"Content-Type": "application/json", "Content-Length": str(len(body))})
+            body = memoryview(body).cast("B")  # raises for what is not like bytes
+            headers["Content-Type"] = "application/json"
         if self.api_key:
             headers["Authorization"] = b"Bearer " + self.api_key.encode("utf-8")
         connection = UnixHTTPConnection(self.socket_path, float(self.liveness_ms) / 1000)
@@ -501,7 +502,7 @@ class Client:
                         data += piece
                     return bytes(data)
                 try:
-                    for piece in _read_body(fp, fields, _U64):
+                    for piece in _read_body(fp, fields, _U64):  # as good as no limit: the text is cut here
                         data += piece
                         if len(data) > MAX_ERROR_BODY:
                             break
@@ -509,20 +510,25 @@ class Client:
                     pass  # what is wrong with the body does not hide the status
                 raise HttpError(status, error_text(data))
         except Exception as error:
-            raise self._without_key(map_http(error))
+            mapped = map_http(error)
+            if isinstance(mapped, StalledError):
+                mapped.args = (f"nothing moved for {self.liveness_ms} ms",)
+            raise self._without_key(mapped)
         finally:
             connection.close()
 
     def _without_key(self, error: InferError) -> InferError:
-        """Blot the key out of `error`, which may quote a peer that echoes it, whole or with its end cut off."""
+        """Blot the key out of an `error` that quotes a peer that echoes it: as it is or as `repr` shows it, and
+        where its end is cut off, down to eight characters. The blot is no longer than what it hides."""
         key = self.api_key or ""
-        for size in range(len(key), max(min(len(key), 8) - 1, 0), -1):
-            error.args = tuple(
-                arg.replace(key[:size], "***"[:size]) if isinstance(arg, str) else arg for arg in error.args)
+        for shown in (key, repr(key)[1:-1], repr(key.encode("utf-8"))[2:-1]):
+            for size in range(len(shown), min(len(shown), 8) - 1, -1):
+                error.args = tuple(
+                    arg.replace(shown[:size], "***"[:size]) if isinstance(arg, str) else arg for arg in error.args)
         return error
 
     def _ask(self, read: Callable[[Any], T], path: str, body: bytes | None = None) -> T:
-        """Return what `read` makes of the JSON that answers a POST of `body` or, without one, a GET for the model."""
+        """Send a POST of `body` or, without one, a GET for the model; return what `read` makes of the JSON answer."""
         if body is None:
             data = self.call("GET", f"{path}?model={quote(self.model, safe='')}")
         else:
@@ -543,8 +549,8 @@ class Client:
     def tokenize(self, text: str) -> int:
         """Return how many tokens `text` is: `POST /tokenize` with the model and the text (rule 5).
 
-        An answer over `MAX_BODY` (some 700,000 tokens) is a `ProtocolError`; a lone surrogate in `text` a
-        `ValueError`.
+        Raises `ProtocolError` where the list of tokens is over `MAX_BODY` (some 700,000 tokens), and
+        `ValueError` for a lone surrogate in `text`.
         """
         request = {"model": self.model, "content": _text("text", text)}
         return self._ask(_read_token_count, "/tokenize", json.dumps(request, ensure_ascii=False).encode("utf-8"))
@@ -581,7 +587,7 @@ def _main() -> int | str:
     args = parser.parse_args()
     try:
         model, keys = (
-            # Where the locale's encoding is not UTF-8, what is comes as surrogates.
+            # Where the locale is not UTF-8, bytes that are have come as surrogates: turn them back.
             value.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
             for value in (args.model, os.environ.get("LLAMA_API_KEY", ""))
         )
