@@ -62,13 +62,14 @@ MAX_BODY = 4 * 1024 * 1024  #: bytes; the longest body that is taken for an answ
 MAX_ERROR_BODY = 4 * 1024  #: bytes; how much of the body is kept in an `HttpError`
 CACHE_TOLERANCE = 64  #: tokens; how far the reuse may fall short and still be a `Hit`
 
-_MAX_LINE = 64 * 1024  # bytes in a line of a head, and
-_MAX_FIELDS = 100  # such lines: the limits of http.client
-_MAX_INTERIM = 8  # answers of status 100 before the answer
+_MAX_LINE = 64 * 1024  # bytes in a line of a head, as in http.client
+_MAX_FIELDS = 100  # header fields in a head, about as in http.client
+_MAX_HEADS = 9  # of which all but the last are of the status 100
 _PIECE = 64 * 1024  # bytes of a body asked for at a time
-_MAX_DIGITS = 4300  # in a row in JSON: newer Pythons read no longer number, older ones take minutes for it
+_MAX_DIGITS = 4300  # in a row in JSON: newer Pythons refuse a longer number, older ones take minutes for it
 _MAX_DEPTH = 100  # of lists and objects in JSON: little enough for the smallest stack that a thread may have
 _MAX_LIVENESS = 2**31 - 1  # ms, 24 days: the longest wait that poll() takes
+_MAX_SHOWN = 160  # characters of anything that is quoted in an error
 _U32, _U64 = 2**32, 2**64
 
 
@@ -143,10 +144,10 @@ def error_text(data: bytes | bytearray | memoryview) -> str:
     return text.encode("utf-8")[:MAX_ERROR_BODY].decode("utf-8", "ignore")
 
 
-def _brief(text: str, limit: int = 160) -> str:
+def _brief(text: str) -> str:
     """Return `text` as it may stand in an error: short, on one line, with nothing that drives a terminal."""
-    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[: limit + 1])
-    return shown if len(shown) <= limit else shown[: limit - 3] + "..."
+    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[: _MAX_SHOWN + 1])
+    return shown if len(shown) <= _MAX_SHOWN else shown[: _MAX_SHOWN - 3] + "..."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -372,7 +373,7 @@ def _read_line(fp: BufferedReader, what: str, whole: bytes, cut: bytes) -> re.Ma
 
 def _read_head(fp: BufferedReader) -> tuple[int, dict[bytes, bytes]]:
     """Read a head; return its status, and its header fields by their names in lower case."""
-    for _ in range(_MAX_INTERIM + 1):
+    for _ in range(_MAX_HEADS):
         status = int(_read_line(fp, *_STATUS)[1])
         fields = _read_fields(fp)
         if status != 100:  # Continue: an interim answer, to be skipped
@@ -561,7 +562,7 @@ def _report(model: str, props: Props, slots: list[SlotInfo], as_json: bool) -> s
         return json.dumps({**dataclasses.asdict(props), "slots": [dataclasses.asdict(slot) for slot in slots]})
     ids = " ".join(f"[{slot.id}]" if slot.is_processing else str(slot.id) for slot in slots)
     return (
-        f"model          {_brief(model, 256)}\n"
+        f"model          {_brief(model)}\n"
         f"context        {props.n_ctx:,} tokens per slot\n"
         f"slots          {props.total_slots}, {sum(slot.is_processing for slot in slots)} busy: {ids}\n"
         f"chat template  {len(props.chat_template):,} characters"

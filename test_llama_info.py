@@ -1467,6 +1467,8 @@ class NoConnectionTest(PeerCase):
             ("a megabyte", "/" + "y" * 10**6, ["/yyy", "too long"]),
             ("NUL inside", self.peer.path + "\0x", [self.peer.path + "\\x00x", "NUL"]),
             ("NUL at the end", self.peer.path + "\0", ["NUL"]),
+            ("NUL as the second", "s\0", ["s\\x00", "NUL"]),
+            ("NUL as the first two", "\0\0", ["\\x00\\x00", "NUL"]),
             ("unbound abstract name", "\0llama-unbound", ["\\x00llama-unbound"]),
             ("empty", "", ["''"]),
             ("newline", "/tmp/\n\x1b[31m", ["/tmp/\\n\\x1b[31m"]),
