@@ -329,7 +329,7 @@ class UnixHTTPConnection(http.client.HTTPConnection):
     def _connected(self) -> socket.socket:
         if not hasattr(socket, "AF_UNIX"):
             raise OSError(errno.EAFNOSUPPORT, "this platform has no Unix sockets")
-        if b"\0" in self.socket_path[1:]:  # the kernel would stop reading there; in front it names an abstract socket
+        if self.socket_path.find(b"\0") > 0:  # the kernel would stop reading there; in front it makes an abstract name
             raise OSError(errno.EINVAL, "the path holds a NUL")
         sock = _Socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
