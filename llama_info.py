@@ -581,7 +581,7 @@ def _main() -> int | str:
     add = parser.add_argument
     add("--json", action="store_true", help="print one JSON object")
     add("--tokenize", metavar="FILE", help="print how many tokens the text in FILE is (UTF-8; - is standard input)")
-    add("--liveness-ms", metavar="MS", type=int, default=60_000, help="give up after MS ms of silence (60000)")
+    add("--liveness-ms", metavar="MS", type=int, default=60_000, help="give up after MS ms of silence (%(default)s)")
     add("--version", action="version", version=f"llama_info {__version__}")
     add("socket", metavar="SOCKET", help="where llama-server listens")
     add("model", metavar="MODEL", help="the model's id, as the server's /models lists it")

@@ -787,7 +787,7 @@ class Rule6ShapeTest(PeerCase):
             "hexadecimal": good.encode().replace(b"8", b"0x8"),
             "open brackets": b"[" * DEEP,
             "4 MiB of open brackets": b"[" * MAX_BODY,
-            "closed brackets": b"[" * DEEP + b"]" * DEEP,
+            "open and closed brackets": b"[" * DEEP + b"]" * DEEP,
             "open braces": b'{"a":' * DEEP,
             "deep in an unknown field": good.encode()[:-1] + b', "x": ' + b"[" * DEEP + b"]" * DEEP + b"}",
             "5,000 digits": good.encode().replace(b"8", b"8" * 5000),
@@ -797,7 +797,10 @@ class Rule6ShapeTest(PeerCase):
             with self.subTest(name):
                 self.peer.answers(answer(body))
                 for call in self.calls().values():
-                    self.fails(ProtocolError, call)
+                    error = str(self.fails(ProtocolError, call))
+                    self.assertTrue(error.startswith("not JSON: b"), error)
+                    self.assertEqual("nested over 100 deep" in error, "deep" in name or "open" in name, error)
+                    self.assertEqual("over 4300 digits in a row" in error, "digits" in name, error)
 
     def test_json_of_any_shape_that_is_read(self):
         for name, more in {
@@ -1628,7 +1631,7 @@ class CallerMistakeTest(PeerCase):
             with self.subTest(name):
                 self.assertRaises(dataclasses.FrozenInstanceError, setattr, self.client, name, "x")
         self.assertRaises(dataclasses.FrozenInstanceError, delattr, self.client, "model")
-        for value in (Props("", 1, 1), SlotInfo(1, True), Timings(1, 1, 1), Loss(1, 1), Hit()):
+        for value in (Props("", 1, 1), SlotInfo(1, True), Timings(1, 1, 1), CacheOutcome(), Loss(1, 1), Hit()):
             with self.subTest(type(value).__name__):
                 self.assertRaises(dataclasses.FrozenInstanceError, setattr, value, "id", 2)
                 self.assertEqual(hash(value), hash(copy.copy(value)))
