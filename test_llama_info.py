@@ -382,7 +382,7 @@ class Rule1CallTest(PeerCase):
             "bare line feeds": b"HTTP/1.1 200 OK\nContent-Length: 2\n\nok",
             "names in capitals": b"HTTP/1.1 200 OK\r\nCONTENT-LENGTH:2\r\n\r\nok",
             "space around": b"HTTP/1.1 200 OK\r\nContent-Length: \t 2 \t\r\n\r\nok",
-            "length twice": b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\ncontent-length: 2\r\n\r\nok",
+            "length twice": b"HTTP/1.1 200 OK\r\nContent-Length: 02\r\ncontent-length: 02\r\n\r\nok",
             "leading zeros": b"HTTP/1.1 200 OK\r\nContent-Length: 0002\r\n\r\nok",
             "chunked over length": answer("ok", framing="chunked", fields=b"Content-Length: 999\r\n"),
             "Chunked": answer("ok", framing="chunked").replace(b"chunked", b"Chunked"),
@@ -463,7 +463,7 @@ class Rule1CallTest(PeerCase):
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(name)
             listener.listen(1)
-            threading.Thread(target=self.peer.serve_one, args=(listener, (answer("ok"),))).start()
+            threading.Thread(target=self.peer.serve_one, args=(listener, (answer("ok"),)), daemon=True).start()
             self.assertEqual(Client(name, "m").call("GET", "/"), b"ok")
 
     def test_the_connection_is_one_of_http_client(self):
@@ -1546,7 +1546,7 @@ class NoConnectionTest(PeerCase):
                             conn.sendall(RECORDED["slots"])
                             done.set()
 
-        thread = threading.Thread(target=drain)
+        thread = threading.Thread(target=drain, daemon=True)
         thread.start()
         start = time.monotonic()
         self.assertEqual(len(Client(path, "m", liveness_ms=AMPLE * 1000).slots()), 2)
