@@ -291,9 +291,9 @@ def _read_slots(answer: Any) -> list[SlotInfo]:
 
 def _read_token_count(answer: Any) -> int:
     tokens = _field(answer, "", "tokens", list)
-    if not {int}.issuperset(map(type, tokens)):  # fast, for there may be a million; the loop finds which
-        for i, token in enumerate(tokens):
-            _expect(token, f"tokens[{i}]", int)
+    for strange in set(map(type, tokens)) - {int}:  # fast, for there may be a million; seldom is there one
+        i = list(map(type, tokens)).index(strange)
+        _expect(tokens[i], f"tokens[{i}]", int)
     return len(tokens)
 
 
