@@ -64,7 +64,7 @@ CACHE_TOLERANCE = 64  #: tokens; how far the reuse may fall short and still be a
 
 _MAX_LINE = 64 * 1024  # bytes in a line of a head, as in http.client
 _MAX_FIELDS = 100  # header fields in a head, about as in http.client
-_MAX_HEADS = 9  # of which all but the last are of the status 100
+_MAX_HEADS = 9  # before a body: those of interim answers, and its own
 _PIECE = 64 * 1024  # bytes of a body asked for at a time
 _MAX_DIGITS = 4300  # in a row in JSON: newer Pythons refuse a longer number, older ones take minutes for it
 _MAX_DEPTH = 100  # of lists and objects in JSON: little enough for the smallest stack that a thread may have
@@ -360,6 +360,7 @@ _CHUNK_END = "the end of a chunk", rb"\r\n", rb"\r?"
 
 
 def _read_line(fp: BufferedReader, what: str, whole: bytes, cut: bytes) -> re.Match[bytes]:
+    """Read a line of the kind that is given; return the match of its pattern."""
     line = fp.readline(_MAX_LINE)
     match = re.fullmatch(whole, line)
     if match:
