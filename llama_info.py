@@ -490,8 +490,8 @@ class Client:
         if self.api_key:
             headers["Authorization"] = b"Bearer " + self.api_key.encode("utf-8")
         connection = UnixHTTPConnection(self.socket_path, float(self.liveness_ms) / 1000)
+        connection.connect()
         try:
-            connection.connect()
             try:
                 connection.request(method, path, body, headers)
             except _HANG_UPS:

@@ -1064,8 +1064,6 @@ class CutShortTest(PeerCase):
                         self.fails(StreamClosedEarlyError, self.client.slots)
 
     def test_another_status_comes_through(self):
-        raw = answer("Internal trouble", status="500 No")
-        head = raw.index(b"\r\n\r\n") + 4
         for framing in FRAMINGS:
             raw = answer("Internal trouble", status="500 No", framing=framing)
             head = raw.index(b"\r\n\r\n") + 4
@@ -1478,6 +1476,10 @@ class NoConnectionTest(PeerCase):
         ]:
             with self.subTest(name):
                 self.refused(path, *words)
+
+    def test_the_path_is_named_even_where_it_holds_the_key(self):
+        error = self.fails(ConnectError, Client("/absent/llama.sock", "m", api_key="llama").slots)
+        self.assertEqual(str(error), "cannot connect to '/absent/llama.sock': No such file or directory")
 
     def test_no_permission(self):
         os.chmod(self.peer.path, 0)
