@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
 # Copyright (c) 2026 the llama_info authors
-"""Ask a `llama-server` (llama.cpp) behind a Unix socket four things, and get one of five errors when that fails.
+"""Ask a `llama-server` (llama.cpp) behind a Unix socket what it can do, and see whether its prompt cache held.
 
-What can a model do (`Client.props`), which of its slots are busy (`Client.slots`), how many tokens is
-a text (`Client.tokenize`), and did the server lose the prompt cache between two requests of one
-conversation (`cache_outcome`). One file, the standard library alone, Python 3.7 and newer: copy it.
-The routes are described in llama.cpp's tools/server/README.md, the numbered rules in this file's README.
+`Client.props` tells what a model can do, `Client.slots` which of its slots are busy, `Client.tokenize` how many
+tokens a text has. `cache_outcome` and `prompt_kept` compare the token counts of two requests of one conversation.
+One file, the standard library alone, Python 3.7 and newer: copy it. The server's endpoints are described in
+llama.cpp's tools/server/README.md, the numbered rules in this file's README.
 
     from llama_info import Client, InferError
 
@@ -15,17 +15,17 @@ The routes are described in llama.cpp's tools/server/README.md, the numbered rul
     except InferError as error:
         print(f"{type(error).__name__}: {error}")
 
-Once a call has begun, nothing but an `InferError` leaves it, whatever the server does:
+Once a call has begun, nothing but an `InferError` is raised, whatever the server does:
 
     InferError
     +-- ConnectError            no connection could be opened (also a ConnectionError)
-    +-- StalledError            nothing moved for `liveness_ms` (also a TimeoutError)
-    +-- StreamClosedEarlyError  the server hung up before its answer was whole (also a ConnectionError)
-    +-- ProtocolError           what came is not the HTTP or the JSON expected
-    +-- HttpError               another status than 200
+    +-- StalledError            the server was silent for `liveness_ms` (also a TimeoutError)
+    +-- StreamClosedEarlyError  the connection was closed before the response was complete (also a ConnectionError)
+    +-- ProtocolError           the response is not valid HTTP, or not the JSON that the endpoint should return
+    +-- HttpError               the response has a status code other than 200
 
-`liveness_ms` bounds silence and not the whole call: a server that keeps sending, or taking what is
-sent, is alive. The first call for a model loads it, and is silent for as long as that takes.
+`liveness_ms` limits silence and not the whole call: a server that keeps sending, or keeps reading what it is sent,
+may take as long as it likes. The first call for a model loads it, and is silent while that lasts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ import sys
 import time
 from urllib.parse import quote
 
-TYPE_CHECKING = False  # as in typing, which costs a device time and may be absent there
+TYPE_CHECKING = False  # as in typing, which is slow to import and which some devices do not have
 if TYPE_CHECKING:
     from io import BufferedReader
     from typing import Any, Callable, Iterator, TypeVar
@@ -50,31 +50,32 @@ if TYPE_CHECKING:
     T = TypeVar("T")
     StrOrBytesPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
-__version__ = "1.0.0"
+__version__ = "2.0.0"
 __all__ = [
     "MAX_BODY", "MAX_ERROR_BODY", "CACHE_TOLERANCE", "__version__",
     "InferError", "ConnectError", "StalledError", "StreamClosedEarlyError", "ProtocolError", "HttpError",
     "map_http", "error_text", "Props", "SlotInfo", "Timings", "CacheOutcome", "Hit", "Loss", "cache_outcome",
-    "UnixHTTPConnection", "Client",
+    "prompt_kept", "UnixHTTPConnection", "Client",
 ]
 
-MAX_BODY = 4 * 1024 * 1024  #: bytes; the longest body that is taken for an answer
-MAX_ERROR_BODY = 4 * 1024  #: bytes; how much of the body is kept in an `HttpError`
+MAX_BODY = 4 * 1024 * 1024  #: bytes; the longest body of a response with status code 200
+MAX_ERROR_BODY = 4 * 1024  #: bytes; how much of the body an `HttpError` keeps
 CACHE_TOLERANCE = 64  #: tokens; how far the reuse may fall short and still be a `Hit`
 
-_MAX_LINE = 64 * 1024  # bytes in a line of a head, as in http.client
-_MAX_FIELDS = 100  # header fields in a head, about as in http.client
-_MAX_HEADS = 9  # before a body: those of interim answers, and its own
-_PIECE = 64 * 1024  # bytes of a body asked for at a time
-_MAX_DIGITS = 4300  # in a row in JSON: newer Pythons refuse a longer number, older ones take minutes for it
-_MAX_DEPTH = 100  # of lists and objects in JSON: little enough for the smallest stack that a thread may have
+_MAX_LINE = 64 * 1024  # bytes in one line of the head or of the chunked coding, as in http.client
+_MAX_FIELD_LINES = 100  # in one head, as in http.client
+_MAX_INFORMATIONAL = 8  # responses before the final one; servers send one or two
+_READ_SIZE = 64 * 1024  # bytes of a body that are asked for at a time
+_MAX_DIGITS = 4300  # in an integer in JSON: the default of Pythons that have such a limit
+_MAX_DEPTH = 100  # of nested lists and objects in JSON: decoding them fits into the smallest stack of a thread
+_MAX_CONTAINERS = 10_000  # lists and objects in one answer: an empty object is 2 bytes of JSON and 64 to 240 of memory
 _MAX_LIVENESS = 2**31 - 1  # ms, 24 days: the longest wait that poll() takes
-_MAX_SHOWN = 160  # characters of anything that is quoted in an error
-_U32, _U64 = 2**32, 2**64
+_MAX_QUOTED = 160  # characters of a text that is quoted in an error
+_KEY_START = 8  # characters of the API key by which it is found in a text that may hold only part of it
 
 
 class InferError(Exception):
-    """Base of all that a call can raise; never raised itself."""
+    """The base class of everything that a call can raise; never raised itself."""
 
 
 class ConnectError(InferError, ConnectionError):
@@ -82,72 +83,78 @@ class ConnectError(InferError, ConnectionError):
 
 
 class StalledError(InferError, TimeoutError):
-    """Raised when nothing moved, in either direction, for `liveness_ms`."""
+    """Raised when the server neither sent anything nor took what was sent for `liveness_ms`."""
 
 
 class StreamClosedEarlyError(InferError, ConnectionError):
-    """Raised when the server closed or reset the connection before its answer was whole."""
+    """Raised when the server closed or reset the connection before its response was complete."""
 
 
 class ProtocolError(InferError):
-    """Raised when what came is not the HTTP or the JSON expected; the text names the field or the fault."""
+    """Raised when a response is not valid HTTP or not the expected JSON; the text names the field or the fault."""
 
 
 class HttpError(InferError):
-    """Raised when the server answered with another status than 200.
+    """Raised when a response has a status code other than 200.
 
-    `status` (int) is that status; `body` (str) is the start of its body as `error_text` made it, and
-    may hold control characters, which the error's own text shows escaped.
+    `status` (int) is that status code; `body` (str) is the start of the response's body, as `error_text` returns it.
+    `body` may contain control characters; the text of the error shows them escaped.
     """
 
     def __init__(self, status: int, body: str) -> None:
-        super().__init__(status, body)  # as args, from which pickle and copy make the error anew
-
-    status: int = property(lambda self: self.args[0])  # type: ignore[assignment]
-    body: str = property(lambda self: self.args[1])  # type: ignore[assignment]
+        super().__init__(status, body)
+        self.status = status
+        self.body = body
 
     def __str__(self) -> str:
         return f"HTTP {self.status}: {_brief(self.body)}" if self.body else f"HTTP {self.status}"
 
 
 _HANG_UPS = (ConnectionResetError, BrokenPipeError, ConnectionAbortedError, http.client.IncompleteRead)
+# All that sending, reading, decoding and checking can raise. Any other exception is the program's own, such as that of
+# a signal handler which limits the time of a job, and passes through.
+_FAULTS = (InferError, OSError, http.client.HTTPException, ValueError, MemoryError, RecursionError)
 
 
 def map_http(error: Exception) -> InferError:
-    """Return the `InferError` for what the transport raised (rule 2); an `InferError` comes back as it is.
+    """Return the `InferError` for an exception of the transport (rule 2); an `InferError` is returned as it is.
 
-    A timeout is a `StalledError`; a hang-up (`http.client.RemoteDisconnected` or `IncompleteRead`, a reset,
-    a broken pipe) a `StreamClosedEarlyError`; everything else a `ProtocolError` with the error's message.
-    `error` becomes the `__cause__`.
+    A timeout becomes a `StalledError`; a connection closed by the other side (`http.client.RemoteDisconnected` and
+    `IncompleteRead`, a reset, a broken pipe) a `StreamClosedEarlyError`; everything else a `ProtocolError`. The text
+    is the class and the message of `error`, which becomes the `__cause__`. It loses its traceback, which would keep
+    the connection, the request and the response in memory.
     """
     if isinstance(error, InferError):
         return error
-    mapped: InferError
-    text = f"{type(error).__name__}: {_brief(str(error))}"
+    kind: type[InferError] = ProtocolError
     if isinstance(error, (socket.timeout, TimeoutError)):  # one class only since Python 3.10
-        mapped = StalledError(f"nothing moved for liveness_ms ({text})")
+        kind = StalledError
     elif isinstance(error, _HANG_UPS):
-        mapped = StreamClosedEarlyError(text)
-    else:
-        mapped = ProtocolError(text)
-    mapped.__cause__ = error
+        kind = StreamClosedEarlyError
+    mapped = kind(f"{type(error).__name__}: {_brief(str(error) or 'no message')}")
+    mapped.__cause__ = error.with_traceback(None)
     return mapped
 
 
 def error_text(data: bytes | bytearray | memoryview) -> str:
-    """Return the start of an error body (any bytes-like object) as text (rule 3).
+    """Return the start of an error body, which is any bytes-like object, as text (rule 3).
 
-    What is not UTF-8 becomes U+FFFD. The text is at most `MAX_ERROR_BODY` bytes when encoded again,
-    and is never cut inside a character.
+    Bytes that are not UTF-8 become U+FFFD. The text has at most `MAX_ERROR_BODY` bytes when it is encoded again, and
+    never ends inside a character.
     """
     text = memoryview(data).tobytes().decode("utf-8", "replace")
     return text.encode("utf-8")[:MAX_ERROR_BODY].decode("utf-8", "ignore")
 
 
+def _printable(text: str) -> str:
+    """Return `text` on one line, with the characters escaped that could control a terminal."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
 def _brief(text: str) -> str:
-    """Return `text` as it may stand in an error: short, on one line, with nothing that drives a terminal."""
-    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[: _MAX_SHOWN + 1])
-    return shown if len(shown) <= _MAX_SHOWN else shown[: _MAX_SHOWN - 3] + "..."
+    """Return `text` as it may be quoted in an error: printable and short."""
+    shown = _printable(text[: _MAX_QUOTED + 1])
+    return shown if len(shown) <= _MAX_QUOTED else shown[: _MAX_QUOTED - 3] + "..."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,48 +178,53 @@ class SlotInfo:
 class Timings:
     """The token counts of one request, each an unsigned 64-bit integer.
 
-    After the request its slot holds `cache_n + prompt_n + predicted_n` tokens.
+    After the request the slot holds `cache_n + prompt_n + predicted_n` tokens, less one: the last token that was
+    generated is not stored. `prompt_n` is what the prompt cost; the reused `cache_n` cost nothing.
     """
 
-    cache_n: int  #: prompt tokens reused from the prompt cache
+    cache_n: int  #: prompt tokens that were reused from the prompt cache
     prompt_n: int  #: prompt tokens that had to be processed
-    predicted_n: int  #: tokens generated
+    predicted_n: int  #: tokens that were generated
 
     @classmethod
     def from_dict(cls, obj: dict[str, Any]) -> Timings:
-        """Read the `timings` object that the server sends with a completion; unknown fields are ignored.
+        """Read a `timings` object of the server; unknown fields are ignored.
 
-        Raises `ProtocolError` where a count is missing or is not a count. A missing `cache_n` is not taken for
-        0: older servers did not send it, and nothing can be said of their cache.
+        `/completion`, `/v1/completions` and `/v1/chat/completions` return one; of a streamed response take the one
+        in the last chunk. Raises `ProtocolError` where a count is missing or out of range. A missing `cache_n` is not
+        taken for 0: older servers did not send it, and nothing can be said about their cache.
         """
-        return cls(*(_field(obj, "timings", name, _U64) for name in ("cache_n", "prompt_n", "predicted_n")))
+        return cls(*(_field(obj, "timings", name, int, 64) for name in ("cache_n", "prompt_n", "predicted_n")))
 
 
 @dataclasses.dataclass(frozen=True)
 class CacheOutcome:
-    """What became of the prompt cache between two requests: a `Hit` or a `Loss`."""
+    """How much of what the slot held was reused: a `Hit` or a `Loss`; tell them apart with `isinstance`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Hit(CacheOutcome):
-    """The prompt cache held."""
+    """All that the slot held was reused, but for at most `CACHE_TOLERANCE` tokens."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Loss(CacheOutcome):
-    """The prompt cache was lost: of `expected` tokens that the slot held, `got` were reused."""
+    """The reuse fell short: of `expected` tokens only `got` were reused. It does not say whose doing that was."""
 
     expected: int
     got: int
 
 
-def cache_outcome(previous: Timings, current: Timings) -> CacheOutcome:
-    """Return whether the prompt cache held from one request of a conversation to its next (rule 7).
+def cache_outcome(previous: Timings, current: Timings) -> Hit | Loss:
+    """Return whether a request reused what its slot held after the previous request of the conversation (rule 7).
 
-    `expected` is what the slot held after `previous`: `cache_n + prompt_n + predicted_n`. It is a `Hit`
-    where `current.cache_n` falls short of that by at most `CACHE_TOLERANCE` tokens (a normal turn loses
-    one to four at the boundary), else a `Loss`. Where `expected` is itself no more than that, even a
-    reuse of 0 is a `Hit`: there was nothing worth losing.
+    `expected` is `cache_n + prompt_n + predicted_n` of `previous`. The outcome is a `Hit` where `current.cache_n` falls
+    short of that by at most `CACHE_TOLERANCE` tokens, else a `Loss`. Up to that many tokens are always a `Hit`.
+
+    The comparison means something only where the second request extends the first: the same messages, then the answer,
+    then more. A `Loss` says that the reuse fell short of what the slot held. What that cost is `current.prompt_n`, and
+    `prompt_kept` tells whether the answer alone was processed again or the prompt too. Whose doing it was is another
+    question, since a caller can change the prompt as well as a server can lose it: see the README.
     """
     expected = previous.cache_n + previous.prompt_n + previous.predicted_n
     if current.cache_n + CACHE_TOLERANCE >= expected:
@@ -220,88 +232,130 @@ def cache_outcome(previous: Timings, current: Timings) -> CacheOutcome:
     return Loss(expected, current.cache_n)
 
 
-_SURROGATE = "[\ud800-\udfff]"  # what a str can hold, JSON can spell, and nothing can encode
+def prompt_kept(previous: Timings, current: Timings) -> bool:
+    """Return whether the prompt of the previous request was reused, whatever became of the answer to it.
+
+    True: at most `CACHE_TOLERANCE` tokens of that prompt, and never more than half of it, were processed again. After
+    a `Loss` that means that only what followed the prompt was not reused, as is normal for some models and templates.
+    False: the prompt was processed again from some point on. A prompt that is shorter than the previous one can
+    reuse no more than itself, and is measured by itself. The counts cannot tell whose doing it was.
+    """
+    prompt = min(previous.cache_n + previous.prompt_n, current.cache_n + current.prompt_n)
+    return current.cache_n + min(CACHE_TOLERANCE, prompt // 2) >= prompt
+
+
+# Half of a UTF-16 pair: a str can hold one, and JSON can spell one, but UTF-8 cannot encode it.
+_SURROGATE = "[\ud800-\udfff]"
 _KINDS = {bool: "true or false", int: "an integer", str: "a string of Unicode", list: "a list", dict: "an object"}
-_SHOWN = reprlib.Repr()
-_SHOWN.maxstring = 400  # more than _brief() leaves, so that what is cut is the end and not the middle
+_REPR = reprlib.Repr()  # of any value, shortened before it costs time or memory
+_REPR.maxstring = 400  # more than _brief() leaves: so the end is cut off, and not the middle
 
 
-def _expect(value: Any, path: str, kind: Any) -> Any:
-    """Return `value` if it is a `kind`: a type or, for a count, the number it must be below; `path` is its place."""
-    if type(kind) is int:
-        fits = type(value) is int and 0 <= value < kind
-    elif isinstance(value, bool):  # to Python an int, to JSON none
-        fits = kind is bool
-    else:
-        fits = isinstance(value, kind) and not (kind is str and re.search(_SURROGATE, value))
+def _expect(value: Any, path: str, kind: Any, bits: int = 0) -> Any:
+    """Return `value` if it is a `kind` and, where `bits` are given, a count of so many; `path` says where it stood."""
+    fits = (
+        isinstance(value, kind)
+        and isinstance(value, bool) == (kind is bool)  # in Python, though not in JSON, True is an integer
+        and (not bits or 0 <= value < 2**bits)
+        and not (kind is str and re.search(_SURROGATE, value))
+    )
     if not fits:
-        wanted = _KINDS.get(kind) or f"an integer from 0 to {kind - 1}"
-        raise ProtocolError(f"{path} is {_brief(_SHOWN.repr(value))}, not {wanted}")
+        wanted = f"an integer from 0 to {2**bits - 1}" if bits else _KINDS[kind]
+        raise ProtocolError(f"{path} is {_brief(_REPR.repr(value))}, not {wanted}")
     return value
 
 
-def _field(obj: Any, path: str, name: str, kind: Any) -> Any:
-    """Return `obj[name]` as `_expect` does; `path` is the place of `obj`, empty for the whole answer."""
+def _field(obj: Any, path: str, name: str, kind: Any, bits: int = 0) -> Any:
+    """Return `obj[name]` as `_expect` does; `path` is where `obj` stood, empty for the whole answer."""
     _expect(obj, path or "the answer", dict)
     path = f"{path}.{name}" if path else name
     if name not in obj:
-        raise ProtocolError(f"{path} is missing in {_brief(_SHOWN.repr(obj))}")
-    return _expect(obj[name], path, kind)
+        raise ProtocolError(f"{path} is missing in {_brief(_REPR.repr(obj))}")
+    return _expect(obj[name], path, kind, bits)
 
 
-def _refuse(constant: str) -> None:
+def _refuse_constant(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
-_JSON = json.JSONDecoder(parse_constant=_refuse)
+def _limited_int(digits: str) -> int:
+    """As `int` is by itself where Python limits the digits that it converts, for time grows with their square."""
+    if len(digits.lstrip("-")) > _MAX_DIGITS:
+        raise ValueError(f"an integer has over {_MAX_DIGITS} digits")
+    return int(digits)
+
+
+_DECODER = json.JSONDecoder(
+    parse_constant=_refuse_constant, parse_int=int if hasattr(sys, "get_int_max_str_digits") else _limited_int)
+_NOT_STRUCTURE = bytes(set(range(256)) - set(b'"[]{}'))
+
+
+def _check_structure(data: bytes) -> None:
+    """Raise `ValueError` for JSON that could exhaust memory or the stack: too many lists and objects, or too deep.
+
+    Invalid JSON may pass: up to its fault it is counted right, and there the decoder stops.
+    """
+    if data.count(b"[") + data.count(b"{") <= _MAX_DEPTH:
+        return
+    # Without escapes each quote begins or ends a string. Then all but quotes and brackets is removed, and each pair of
+    # adjacent quotes: an empty string, or the seam of two. What is left is brackets, and strings that hold some.
+    unescaped = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    structure = unescaped.translate(None, _NOT_STRUCTURE).replace(b'""', b"")
+    depth = containers = 0
+    for match in re.finditer(rb'(?:"[^"]*")?([][{}])', structure):
+        if match[1] in b"[{":
+            depth += 1
+            containers += 1
+            if depth > _MAX_DEPTH:
+                raise ValueError(f"nested over {_MAX_DEPTH} deep")
+            if containers > _MAX_CONTAINERS:
+                raise ValueError(f"over {_MAX_CONTAINERS} lists and objects")
+        else:
+            depth -= 1
+            if depth < 0:
+                return  # as the decoder will find
 
 
 def _parse(data: bytes) -> Any:
-    """Return what strict JSON in UTF-8 says; refuse, on every Python, what stalls or crashes some of them."""
+    """Return the value of `data`, which must be strict JSON in UTF-8, else raise `ProtocolError`."""
     try:
-        if b"0" * (_MAX_DIGITS + 1) in data.translate(bytes.maketrans(b"123456789", b"000000000")):
-            raise ValueError(f"over {_MAX_DIGITS} digits in a row")
-        if data.count(b"[") + data.count(b"{") > _MAX_DEPTH:
-            depth = 0
-            unescaped = data.replace(b"\\\\", b"").replace(b'\\"', b"")  # each quote left begins or ends a string
-            for bracket in re.finditer(rb"[][{}]", b"".join(unescaped.split(b'"')[::2])):
-                depth += 1 if bracket[0] in b"[{" else -1
-                if depth > _MAX_DEPTH:
-                    raise ValueError(f"nested over {_MAX_DEPTH} deep")
-        return _JSON.decode(data.decode("utf-8"))
-    except (ValueError, RecursionError, MemoryError) as error:
-        raise ProtocolError(f"not JSON: {_brief(repr(data[:40]))} ({_brief(str(error))})") from error
+        _check_structure(data)
+        return _DECODER.decode(data.decode("utf-8"))
+    except ValueError as error:
+        reason = _brief(str(error))
+    # Not raised while the other is handled: as its context, that would keep the whole text in memory.
+    raise ProtocolError(f"not JSON: {_brief(repr(data[:40]))} ({reason})")
 
 
 def _read_props(answer: Any) -> Props:
     settings = _field(answer, "", "default_generation_settings", dict)
     return Props(
         chat_template=_field(answer, "", "chat_template", str),
-        n_ctx=_field(settings, "default_generation_settings", "n_ctx", _U64),
-        total_slots=_field(answer, "", "total_slots", _U32),
+        n_ctx=_field(settings, "default_generation_settings", "n_ctx", int, 64),
+        total_slots=_field(answer, "", "total_slots", int, 32),
     )
 
 
 def _read_slots(answer: Any) -> list[SlotInfo]:
     return [
-        SlotInfo(_field(slot, f"[{i}]", "id", _U32), _field(slot, f"[{i}]", "is_processing", bool))
+        SlotInfo(_field(slot, f"[{i}]", "id", int, 32), _field(slot, f"[{i}]", "is_processing", bool))
         for i, slot in enumerate(_expect(answer, "the answer", list))
     ]
 
 
 def _read_token_count(answer: Any) -> int:
     tokens = _field(answer, "", "tokens", list)
-    for strange in set(map(type, tokens)) - {int}:  # fast, for there may be a million; seldom is there one
-        i = list(map(type, tokens)).index(strange)
-        _expect(tokens[i], f"tokens[{i}]", int)
+    for i, token in enumerate(tokens):
+        if type(token) is not int:  # a million paths are not made for nothing
+            _expect(token, f"tokens[{i}]", int)
     return len(tokens)
 
 
 class _Socket(socket.socket):
-    """A socket whose timeout bounds each wait of `sendall`; the standard one's bounds them all together."""
+    """A socket whose timeout applies to each wait of `sendall`; that of `socket.socket` applies to all together."""
 
     def sendall(self, data: Any, flags: int = 0) -> None:
-        flags |= getattr(socket, "MSG_NOSIGNAL", 0)  # a program that does not ignore SIGPIPE lives on
+        flags |= getattr(socket, "MSG_NOSIGNAL", 0)  # no SIGPIPE, which ends a program that does not ignore it
         view = memoryview(data).cast("B")
         while view:
             view = view[self.send(view, flags):]
@@ -310,8 +364,9 @@ class _Socket(socket.socket):
 class UnixHTTPConnection(http.client.HTTPConnection):
     """`http.client.HTTPConnection` over the Unix socket at `socket_path` (str, bytes or path-like).
 
-    `timeout` is in seconds and bounds each wait: for room in the listener's backlog, to send, to
-    receive. `None` waits for ever. A `socket_path` that cannot be encoded is a `ValueError`.
+    `timeout` is in seconds and limits each wait: for room in the listener's backlog, to send, to receive. `None` waits
+    for ever. A `socket_path` that cannot be encoded is a `ValueError`. `getresponse()` is that of `http.client` and
+    lacks the checks of `Client.call`: it can take a truncated response for a complete one.
     """
 
     def __init__(self, socket_path: StrOrBytesPath, timeout: float | None = None) -> None:
@@ -321,139 +376,169 @@ class UnixHTTPConnection(http.client.HTTPConnection):
     def connect(self) -> None:
         """Open the connection; raise `ConnectError`, and leave no socket behind, where that fails."""
         try:
-            self.sock = self._connected()
-        except OSError as error:
-            path = _brief(os.fsdecode(self.socket_path))
-            raise ConnectError(f"cannot connect to '{path}': {error.strerror or error}") from error
-
-    def _connected(self) -> socket.socket:
-        if not hasattr(socket, "AF_UNIX"):
-            raise OSError(errno.EAFNOSUPPORT, "this platform has no Unix sockets")
-        if self.socket_path.find(b"\0") > 0:  # the kernel would stop reading there; in front it makes an abstract name
-            raise OSError(errno.EINVAL, "the path holds a NUL")
-        sock = _Socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            sock.settimeout(self.timeout)
+            if not hasattr(socket, "AF_UNIX"):
+                raise OSError(errno.EAFNOSUPPORT, "this platform has no Unix sockets")
+            if self.socket_path.find(b"\0") > 0:  # the kernel would stop there; at the start it makes an abstract name
+                raise OSError(errno.EINVAL, "the path contains a NUL")
+            self.sock = _Socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self.sock.settimeout(self.timeout)
             deadline = time.monotonic() + (self.timeout or 0)
-            while True:
-                try:
-                    sock.connect(self.socket_path)
-                    return sock
-                except BlockingIOError:  # a full backlog: with a timeout set, Linux does not wait but says so at once
-                    left = deadline - time.monotonic()
-                    if left <= 0:
-                        raise OSError(errno.EAGAIN, "the listener's backlog stayed full") from None
-                    time.sleep(min(left, 0.01))
+            code = self.sock.connect_ex(self.socket_path)
+            while code == errno.EAGAIN and time.monotonic() < deadline:
+                time.sleep(0.01)  # where a timeout is set, Linux does not wait for room in the backlog
+                code = self.sock.connect_ex(self.socket_path)
+            if code:
+                raise OSError(
+                    code, "the listener's backlog stayed full" if code == errno.EAGAIN else os.strerror(code))
+        except OSError as error:
+            self.close()
+            path = _brief(os.fsdecode(self.socket_path))
+            raise ConnectError(f"cannot connect to '{path}': {error.strerror or error}") from error.with_traceback(None)
         except BaseException:
-            sock.close()
+            self.close()
             raise
 
 
-# http.client's own reader is not used for the answers: it takes a head that was cut for a whole one, a length that
-# is no number for none and a negative chunk for an endless one, and differs from one Python to the next.
+# Responses are not read by http.client: it takes a truncated head for a complete one, a junk Content-Length for none
+# and a negative chunk size for an endless chunk, and differs from one Python to the next.
+#
+# The patterns follow the grammar of RFC 9112. A line may end in a bare LF, as its section 2.2 allows.
+#
+# *( HTAB / SP / VCHAR / obs-text ): what a reason-phrase and a field-value consist of. No CR, no NUL.
+_TEXT = rb"[\t -~\x80-\xff]*"
+# status-line = HTTP-version SP status-code SP [ reason-phrase ] CRLF. Any version 1.x is read as 1.1 (section 2.3). The
+# second SP may be missing, for some servers leave it out together with the reason-phrase.
+_STATUS_LINE = rb"HTTP/1\.[0-9] ([1-9][0-9]{2})(?: " + _TEXT + rb")?\r?\n"
+# field-line = field-name ":" OWS field-value OWS, or the continuation of one by obs-fold = OWS CRLF RWS, which section
+# 5.2 asks a client to accept, or the empty line that ends the head. A field-name is a token.
+_FIELD_LINE = rb"(?:([-!#$%&'*+.^_`|~0-9A-Za-z]+):(" + _TEXT + rb")|([ \t]" + _TEXT + rb")|)\r?\n"
+# chunk-size [ chunk-ext ] CRLF, and the CRLF after the data. 16 digits are 64 bits. White space before the CRLF is no
+# part of the grammar, but there are servers that pad the size with it.
+_CHUNK_SIZE = rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;" + _TEXT + rb")?\r?\n"
+_CHUNK_END = rb"\r\n"
+# Content-Length = 1*DIGIT. 19 digits are the most that always fit into 64 bits.
+_CONTENT_LENGTH = rb"[0-9]{1,19}"
 
-# Each kind of line: its name, a pattern for a whole one, and one for what may have come of it when the peer closed.
-_STATUS = "the status line", rb"HTTP/1\.[0-9] ([1-9][0-9]{2})(?: .*)?\r?\n", rb"H?|HTT?|HTTP/?|HTTP/1(?:\..*)?"
-_FIELD = "a header field", rb"(?:([^:\s]+):(.*)|\r?)\n", rb".*"
-_CHUNK = "a chunk size", rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;.*)?\r?\n", rb"(?:[0-9A-Fa-f]{1,16}(?:[ \t;\r].*)?)?"
-_CHUNK_END = "the end of a chunk", rb"\r\n", rb"\r?"
 
-
-def _read_line(fp: BufferedReader, what: str, whole: bytes, cut: bytes) -> re.Match[bytes]:
-    """Read a line of the kind that is given; return the match of its pattern."""
+def _read_line(fp: BufferedReader, what: str, pattern: bytes, start: bytes = b"") -> re.Match[bytes]:
+    """Read a line and return the match of its `pattern`; `what` names the line, which can only begin with `start`."""
     line = fp.readline(_MAX_LINE)
-    match = re.fullmatch(whole, line)
+    match = re.fullmatch(pattern, line)
     if match:
         return match
+    if line.endswith(b"\n") or not start.startswith(line[: len(start)]):
+        raise ProtocolError(f"{what} is {_brief(repr(line))}")
     if len(line) == _MAX_LINE:
         raise ProtocolError(f"{what} is over {_MAX_LINE} bytes")
-    if not re.fullmatch(cut, line):
-        raise ProtocolError(f"{what} is {_brief(repr(line))}")
-    raise StreamClosedEarlyError(f"the peer closed in {what}")
+    raise StreamClosedEarlyError(f"the server closed the connection in {what}")
 
 
 def _read_head(fp: BufferedReader) -> tuple[int, dict[bytes, bytes]]:
-    """Read a head; return its status, and its header fields by their names in lower case."""
-    for _ in range(_MAX_HEADS):
-        status = int(_read_line(fp, *_STATUS)[1])
+    """Return the status code of the final response, and its header fields by their names in lower case.
+
+    Informational responses that come before it are skipped, as section 15.2 of RFC 9110 asks.
+    """
+    for _ in range(_MAX_INFORMATIONAL + 1):
+        status = int(_read_line(fp, "the status line", _STATUS_LINE, start=b"HTTP/1.")[1])
         fields = _read_fields(fp)
-        if status != 100:  # Continue: an interim answer, to be skipped
-            break
-    if status < 200:
-        raise ProtocolError(f"status {status}, an interim answer, where the answer was due")
-    return status, fields
+        if status == 101:
+            raise ProtocolError("status code 101: the server switches to a protocol that was not asked for")
+        if status >= 200:
+            return status, fields
+    raise ProtocolError(f"over {_MAX_INFORMATIONAL} informational responses, the last with status code {status}")
 
 
 def _read_fields(fp: BufferedReader) -> dict[bytes, bytes]:
     fields: dict[bytes, bytes] = {}
-    for _ in range(_MAX_FIELDS + 1):
-        match = _read_line(fp, *_FIELD)
-        if not match[1]:
+    name = b""
+    for _ in range(_MAX_FIELD_LINES + 1):
+        match = _read_line(fp, "a header field", _FIELD_LINE)
+        if match[1]:
+            name, value = match[1].lower(), match[2].strip()
+            if name in fields and fields[name] != value:  # a Content-Length may be sent twice, if both are the same
+                value = fields[name] + b", " + value
+            fields[name] = value
+        elif not match[3]:
             return fields
-        name, value = match[1].lower(), match[2].strip()
-        if fields.setdefault(name, value) != value:
-            fields[name] += b", " + value
-    raise ProtocolError(f"the head is over {_MAX_FIELDS} fields")
+        elif name:
+            fields[name] = (fields[name] + b" " + match[3].strip()).strip()
+        else:
+            raise ProtocolError(f"a header field is {_brief(repr(match[0]))}")
+    raise ProtocolError(f"the head has over {_MAX_FIELD_LINES} header lines")
 
 
-def _chunk_sizes(fp: BufferedReader) -> Iterator[int]:
-    """Yield the size of each chunk; whoever asks for the next has read this one. A trailer is left unread."""
-    size = int(_read_line(fp, *_CHUNK)[1], 16)
-    while size:
-        yield size
-        _read_line(fp, *_CHUNK_END)
-        size = int(_read_line(fp, *_CHUNK)[1], 16)
-
-
-def _read_body(fp: BufferedReader, fields: dict[bytes, bytes], limit: int) -> Iterator[bytes]:
-    """Yield a body as it comes; raise `ProtocolError` as soon as it is known to be over `limit` bytes."""
+def _body_sizes(fp: BufferedReader, fields: dict[bytes, bytes]) -> Iterator[int]:
+    """Yield the size of each part of a body, in bytes; that part must have been read before the next is asked for."""
     coding, length = fields.get(b"transfer-encoding"), fields.get(b"content-length")
     if coding is not None:
         if coding.lower() != b"chunked":
             raise ProtocolError(f"Transfer-Encoding is {_brief(repr(coding))}, not chunked")
-        sizes = _chunk_sizes(fp)
+        size = int(_read_line(fp, "a chunk size", _CHUNK_SIZE)[1], 16)
+        while size:
+            yield size
+            _read_line(fp, "the end of a chunk", _CHUNK_END)
+            size = int(_read_line(fp, "a chunk size", _CHUNK_SIZE)[1], 16)
+        # The body is complete. Trailers may follow, which nobody needs.
     elif length is not None:
-        if not re.fullmatch(rb"[0-9]{1,19}", length):
+        if not re.fullmatch(_CONTENT_LENGTH, length):
             raise ProtocolError(f"Content-Length is {_brief(repr(length))}, not a number of bytes")
-        sizes = iter([int(length)])
+        yield int(length)
     elif fp.peek():
-        sizes = iter(lambda: len(fp.peek()), 0)  # up to the close, as much as is buffered each time
+        while fp.peek():
+            yield len(fp.peek())  # what is in the buffer by now; the body ends where the server closes the connection
     else:
-        raise StreamClosedEarlyError("the peer closed before the body")
+        raise StreamClosedEarlyError("the server closed the connection before the body")
+
+
+def _read_body(fp: BufferedReader, fields: dict[bytes, bytes], limit: int) -> Iterator[bytes]:
+    """Yield a body as it arrives; raise `ProtocolError` as soon as it is known to have over `limit` bytes."""
     left = limit
-    for size in sizes:
+    for size in _body_sizes(fp, fields):
         left -= size
         if left < 0:
-            raise ProtocolError(f"the body is over {limit} bytes")
+            raise ProtocolError(f"the body has over {limit} bytes")
         while size:
-            piece = fp.read1(min(size, _PIECE))
+            piece = fp.read1(min(size, _READ_SIZE))
             if not piece:
-                raise StreamClosedEarlyError(f"the peer closed with {size} bytes still to come")
+                raise StreamClosedEarlyError(f"the server closed the connection {size} bytes too early")
             size -= len(piece)
             yield piece
 
 
-def _text(name: str, value: str) -> str:
-    """Return a caller's `value` if it can be sent; the error where it cannot does not show it: it may be the key."""
+def _read_error(fp: BufferedReader, fields: dict[bytes, bytes]) -> str:
+    """Return as much of an error body as can be read and is kept; no fault of it hides the status code."""
+    data = bytearray()
+    try:
+        for piece in _read_body(fp, fields, 2**64):  # more than any length that is read
+            data += piece
+            if len(data) > MAX_ERROR_BODY:
+                break
+    except _FAULTS:
+        pass
+    return error_text(data)
+
+
+def _encodable(name: str, value: str) -> str:
+    """Return a caller's `value` if it is text that can be sent. The errors do not show it: it may be the API key."""
     if not isinstance(value, str):
         raise TypeError(f"{name} must be a str, not {type(value).__name__}")
     surrogate = re.search(_SURROGATE, value)
     if surrogate:
-        raise ValueError(f"{name} holds a lone surrogate at {surrogate.start()}")
-    return value
+        raise ValueError(f"{name} has a lone surrogate at {surrogate.start()}")
+    return str.__str__(value)  # a subclass may have an encode() or a __str__() of its own
 
 
 @dataclasses.dataclass(frozen=True, init=False, eq=False)
 class Client:
-    """The way to one model of the `llama-server` that listens on a Unix socket.
+    """Asks a `llama-server` on a Unix socket about one of its models.
 
-    `socket_path` (str, bytes or path-like) is that socket; `model` (str, not empty) the model's id, as the
-    server's `/models` lists it; `liveness_ms` (above 0, at most 2**31 - 1) for how long nothing may move
-    before a call is given up; `api_key` (str, without control characters) is sent as a bearer token and
-    never shown. Anything else is a `ValueError` or a `TypeError` at once.
+    `socket_path` (str, bytes or path-like) is the socket; `model` (str, not empty) the model's id, as the server's
+    `/models` lists it; `liveness_ms` (above 0, at most 2**31 - 1) how long the server may be silent before a call is
+    given up; `api_key` (str, without control characters) is sent as a bearer token and never shown. Other values
+    are a `ValueError` or a `TypeError` at once.
 
-    A client is immutable, may be shared between threads, and holds nothing open: a call is a connection of
-    its own. Any call may load, wake or evict a model, and raises, once it has begun, nothing but an `InferError`.
+    A client is immutable and may be shared between threads. It keeps no connection open: each call opens one. Any
+    call may load, wake or evict a model. Once it has begun, it raises nothing but an `InferError`.
     """
 
     socket_path: str | bytes
@@ -464,153 +549,220 @@ class Client:
     def __init__(
         self, socket_path: StrOrBytesPath, model: str, *, liveness_ms: float = 60_000, api_key: str | None = None
     ) -> None:
-        os.fsencode(socket_path)  # raises for what is no path
-        if not _text("model", model):
+        os.fsencode(socket_path)  # raises where it is no path
+        model = _encodable("model", model)
+        if not model:
             raise ValueError("model is empty")
-        if not 0 < liveness_ms <= _MAX_LIVENESS:  # NaN is neither
-            raise ValueError(f"liveness_ms is {liveness_ms}, not above 0 and at most {_MAX_LIVENESS}")
-        if api_key is not None and re.search("[\0-\x1f\x7f-\x9f]", _text("api_key", api_key)):
-            raise ValueError("api_key holds a control character")
-        self.__dict__.update(
-            socket_path=os.fspath(socket_path), model=model, liveness_ms=liveness_ms, api_key=api_key)
+        if not (0 < liveness_ms <= _MAX_LIVENESS and float(liveness_ms) / 1000 > 0):  # NaN fails the comparison
+            raise ValueError(f"liveness_ms is {liveness_ms}, not above 0 (in seconds too) and at most {_MAX_LIVENESS}")
+        if api_key is not None:
+            api_key = _encodable("api_key", api_key)
+            if re.search("[\0-\x1f\x7f-\x9f]", api_key):
+                raise ValueError("api_key has a control character")
+        for name, value in [("socket_path", os.fspath(socket_path)), ("model", model), ("liveness_ms", liveness_ms),
+                            ("api_key", api_key)]:
+            object.__setattr__(self, name, value)  # a frozen dataclass has no other way
 
     def call(self, method: str, path: str, body: bytes | bytearray | memoryview | None = None) -> bytes:
-        """Make one whole exchange and return the body of the answer, at most `MAX_BODY` bytes (rule 1).
+        """Make one whole exchange and return the body of the response, at most `MAX_BODY` bytes (rule 1).
 
-        `method` is in capitals (GET, POST), `path` starts with `/` and is percent-encoded, `body` is
-        bytes-like JSON. Raises `HttpError` for another status than 200, another `InferError` for what
-        else fails, and `ValueError` or `TypeError`, before it connects, for what cannot be sent.
+        `method` is in capitals (GET, POST), `path` starts with `/` and is percent-encoded, `body` is bytes-like
+        JSON. Raises `HttpError` for a status code other than 200, another `InferError` for any other failure, and,
+        before it connects, `ValueError` or `TypeError` for what cannot be sent. `HEAD` returns `b""`.
         """
-        if not (re.fullmatch("[A-Z]+", method) and re.fullmatch("/[!-~]*", path)):
+        verb, target = re.fullmatch("[A-Z]+", method), re.fullmatch("/[!-~]*", path)
+        if not (verb and target):
             raise ValueError(f"cannot request {_brief(method)} {_brief(path)}")
-        headers: dict[str, str | bytes] = {"Connection": "close"}
+        headers: dict[str, str | bytes] = {"Connection": "close"}  # or the server waits for another request
         if body is not None:
-            body = memoryview(body).cast("B")  # raises for what is not like bytes
+            if type(body) is not bytes:
+                body = bytes(memoryview(body).cast("B"))  # a failed call must not keep a hold of the caller's buffer
             headers["Content-Type"] = "application/json"
         if self.api_key:
             headers["Authorization"] = b"Bearer " + self.api_key.encode("utf-8")
         connection = UnixHTTPConnection(self.socket_path, float(self.liveness_ms) / 1000)
-        connection.connect()
+        activity = "sending the request"
         try:
-            try:
-                connection.request(method, path, body, headers)
-            except _HANG_UPS:
-                pass  # a peer that hung up may have answered first; reading shows whether it did
+            connection.connect()
+            _send(connection, verb[0], target[0], body, headers)
+            activity = "waiting for the response"
             with connection.sock.makefile("rb") as fp:
                 status, fields = _read_head(fp)
-                data = bytearray()
-                if status == 200:
-                    for piece in _read_body(fp, fields, MAX_BODY):
-                        data += piece
-                    return bytes(data)
-                try:
-                    for piece in _read_body(fp, fields, _U64):  # as good as no limit: the text is cut here
-                        data += piece
-                        if len(data) > MAX_ERROR_BODY:
-                            break
-                except Exception:
-                    pass  # what is wrong with the body does not hide the status
-                raise HttpError(status, error_text(data))
-        except Exception as error:
-            mapped = map_http(error)
-            if isinstance(mapped, StalledError):
-                mapped.args = (f"nothing moved for {self.liveness_ms} ms",)
-            raise self._without_key(mapped)
+                if verb[0] == "HEAD" or status in (204, 304):
+                    fields = {b"content-length": b"0"}  # no body follows, whatever the fields say
+                if status != 200:
+                    raise HttpError(status, self._redact(_read_error(fp, fields)))
+                data = bytearray()  # not a list of pieces: they may be of one byte each
+                for piece in _read_body(fp, fields, MAX_BODY):
+                    data += piece
+                return bytes(data)
+        except _FAULTS as error:
+            raise self._failure(error, activity)
         finally:
             connection.close()
 
-    def _without_key(self, error: InferError) -> InferError:
-        """Blot the key out of an `error` that quotes a peer that echoes it: as it is or as `repr` shows it, and
-        where its end is cut off, down to eight characters. The blot is no longer than what it hides."""
-        key = self.api_key or ""
-        for shown in (key, repr(key)[1:-1], repr(key.encode("utf-8"))[2:-1]):
-            for size in range(len(shown), min(len(shown), 8) - 1, -1):
-                error.args = tuple(
-                    arg.replace(shown[:size], "***"[:size]) if isinstance(arg, str) else arg for arg in error.args)
-        return error
+    def _failure(self, error: Exception, activity: str) -> InferError:
+        """Return the `InferError` for an `error` during this `activity`, without the API key.
 
-    def _ask(self, read: Callable[[Any], T], path: str, body: bytes | None = None) -> T:
-        """Send a POST of `body` or, without one, a GET for the model; return what `read` makes of the JSON answer."""
-        if body is None:
-            data = self.call("GET", f"{path}?model={quote(self.model, safe='')}")
-        else:
-            data = self.call("POST", path, body)
+        It is kept in no variable while it is raised: its traceback would refer to that, and so to itself.
+        """
+        mapped = map_http(error)
+        if isinstance(mapped, StalledError):
+            mapped.args = (f"no progress for {self.liveness_ms} ms while {activity}",)
+        elif isinstance(mapped, ProtocolError):  # the one that quotes the server; an HttpError is redacted already
+            mapped.args = (self._redact(str(mapped)),)
+        return mapped
+
+    def _redact(self, text: str) -> str:
+        """Return `text` up to where it shows the API key, which a server may quote: as it is, escaped or truncated."""
+        pattern = ""
+        for char in (self.api_key or "")[:_KEY_START]:
+            forms = {char, ascii(char)[1:-1], repr(char.encode("utf-8"))[2:-1], json.dumps(char)[1:-1]}
+            pattern += r"\\*(?:" + "|".join(re.escape(form) for form in sorted(forms)) + ")"
+        key = re.search(pattern, text) if pattern else None
+        return text[: key.start()] + "***"[: len(key[0])] if key else text  # no longer than before
+
+    def _get(self, path: str) -> bytes:
+        return self.call("GET", f"{path}?model={quote(self.model, safe='')}")
+
+    def _read(self, data: bytes, read: Callable[[Any], T]) -> T:
+        """Return what `read` makes of the JSON in `data`."""
         try:
             return read(_parse(data))
-        except ProtocolError as error:
-            raise self._without_key(error)
+        except _FAULTS as error:
+            raise self._failure(error, "reading the answer")
 
     def props(self) -> Props:
         """Return what the model can do: `GET /props?model=<id>` (rule 4)."""
-        return self._ask(_read_props, "/props")
+        return self._read(self._get("/props"), _read_props)
 
     def slots(self) -> list[SlotInfo]:
         """Return the model's slots in the server's order: `GET /slots?model=<id>`."""
-        return self._ask(_read_slots, "/slots")
+        return self._read(self._get("/slots"), _read_slots)
 
     def tokenize(self, text: str) -> int:
-        """Return how many tokens `text` is: `POST /tokenize` with the model and the text (rule 5).
+        """Return how many tokens `text` has: `POST /tokenize` with the model and the text (rule 5).
 
-        Raises `ProtocolError` where the list of tokens is over `MAX_BODY` (some 700,000 tokens), and
-        `ValueError` for a lone surrogate in `text`.
+        Raises `ProtocolError` where the list of tokens is over `MAX_BODY` (some 700,000 tokens), and `ValueError`
+        for a lone surrogate in `text`.
         """
-        request = {"model": self.model, "content": _text("text", text)}
-        return self._ask(_read_token_count, "/tokenize", json.dumps(request, ensure_ascii=False).encode("utf-8"))
+        request = {"model": self.model, "content": _encodable("text", text)}
+        body = json.dumps(request, ensure_ascii=False).encode("utf-8")
+        return self._read(self.call("POST", "/tokenize", body), _read_token_count)
 
 
-def _report(model: str, props: Props, slots: list[SlotInfo], as_json: bool) -> str:
+def _send(
+    connection: UnixHTTPConnection, method: str, path: str, body: bytes | None, headers: dict[str, str | bytes]
+) -> None:
+    """Send a request, or as much of it as the server reads before it answers."""
+    try:
+        connection.request(method, path, body, headers)
+        return
+    except _HANG_UPS:
+        return  # it may have answered first: reading the response tells
+    except socket.timeout:
+        pass
+    # It may have answered and read no more. If not, this read, which hardly waits, times out as sending did.
+    connection.sock.settimeout(0.001)
+    connection.sock.recv(1, socket.MSG_PEEK)
+    connection.sock.settimeout(connection.timeout)
+
+
+def _read_models(answer: Any) -> list[dict[str, str | None]]:
+    models = []
+    for i, model in enumerate(_field(answer, "", "data", list)):
+        path = f"data[{i}]"
+        entry = {"id": _field(model, path, "id", str), "status": None}
+        if "status" in model:  # a server of one model does not say
+            entry["status"] = _field(_field(model, path, "status", dict), f"{path}.status", "value", str)
+        models.append(entry)
+    return models
+
+
+def _list_models(client: Client, as_json: bool) -> str:
+    models = client._read(client.call("GET", "/models"), _read_models)
     if as_json:
-        return json.dumps({**dataclasses.asdict(props), "slots": [dataclasses.asdict(slot) for slot in slots]})
+        return json.dumps(models) + "\n"
+    # The id comes last, for it may be long, contain spaces, or be as wide as nobody can tell.
+    return "".join(
+        f"{_printable(model['status'] or ''):9} {_printable(model['id'] or '')}".lstrip() + "\n" for model in models)
+
+
+def _describe_model(client: Client, as_json: bool) -> str:
+    props, slots = client.props(), client.slots()
+    if as_json:
+        return json.dumps({**dataclasses.asdict(props), "slots": [dataclasses.asdict(slot) for slot in slots]}) + "\n"
     ids = " ".join(f"[{slot.id}]" if slot.is_processing else str(slot.id) for slot in slots)
     return (
-        f"model          {_brief(model)}\n"
+        f"model          {_printable(client.model)}\n"
         f"context        {props.n_ctx:,} tokens per slot\n"
         f"slots          {props.total_slots}, {sum(slot.is_processing for slot in slots)} busy: {ids}\n"
-        f"chat template  {len(props.chat_template):,} characters"
+        f"chat template  {len(props.chat_template):,} characters\n"
     )
 
 
-def _main() -> int | str:
-    """Run as a command; return what `sys.exit` takes: the exit status or, for 1, the line that says why."""
+def _arguments() -> Any:
+    """Return the arguments of the command, and with them the `client` and, for --tokenize, the `text`."""
     import argparse
 
     parser = argparse.ArgumentParser(
         prog="llama_info.py",
-        description="Ask a llama-server behind a Unix socket what a model can do and which of its slots are busy.",
-        epilog="Where the server wants an API key, it is taken from LLAMA_API_KEY, as the server does.",
+        description="Ask a llama-server behind a Unix socket which models it has or, with MODEL, what that model can "
+        "do and which of its slots are busy.",
+        epilog="Where the server wants an API key, it is taken from LLAMA_API_KEY, as the server does. Exit status: 0; "
+        "2 wrong usage; 7 no connection; 8 not the expected response; 18 connection closed early; 22 a status code "
+        "other than 200; 23 output not written; 28 silence; 130 interrupted.",
     )
-    add = parser.add_argument
-    add("--json", action="store_true", help="print one JSON object")
-    add("--tokenize", metavar="FILE", help="print how many tokens the text in FILE is (UTF-8; - is standard input)")
-    add("--liveness-ms", metavar="MS", type=int, default=60_000, help="give up after MS ms of silence (%(default)s)")
-    add("--version", action="version", version=f"llama_info {__version__}")
-    add("socket", metavar="SOCKET", help="where llama-server listens")
-    add("model", metavar="MODEL", help="the model's id, as the server's /models lists it")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print JSON")
+    output.add_argument(
+        "--tokenize", metavar="FILE", help="print how many tokens the text in FILE has (UTF-8; - is standard input)")
+    parser.add_argument(
+        "--liveness-ms", metavar="MS", type=int, default=60_000, help="give up after MS ms of silence (%(default)s)")
+    parser.add_argument("--version", action="version", version=f"llama_info {__version__}")
+    parser.add_argument("socket", metavar="SOCKET", help="where llama-server listens")
+    parser.add_argument("model", metavar="MODEL", nargs="?", help="the model's id, as it is listed without MODEL")
     args = parser.parse_args()
+    if args.model is None and args.tokenize is not None:
+        parser.error("--tokenize needs MODEL")
     try:
-        model, keys = (
-            # Where the locale is not UTF-8, bytes that are have come as surrogates: turn them back.
-            value.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
-            for value in (args.model, os.environ.get("LLAMA_API_KEY", ""))
-        )
-        client = Client(args.socket, model, liveness_ms=args.liveness_ms, api_key=keys.split(",")[0])
+        # Both are UTF-8, whatever the locale is.
+        model = os.fsencode("any" if args.model is None else args.model).decode("utf-8", "surrogateescape")
+        keys = os.fsencode(os.environ.get("LLAMA_API_KEY", "")).decode("utf-8", "surrogateescape")
+        args.client = Client(args.socket, model, liveness_ms=args.liveness_ms, api_key=keys.split(",")[0])
         if args.tokenize is not None:
             with open(0 if args.tokenize == "-" else args.tokenize, "rb") as file:
-                text = file.read().decode("utf-8")
+                args.text = file.read().decode("utf-8")
     except (OSError, ValueError, MemoryError) as error:
         parser.error(f"{type(error).__name__}: {error}")
+    return args
+
+
+# The exit status for each class of error is that of curl.
+_EXIT_STATUS = {ConnectError: 7, StalledError: 28, StreamClosedEarlyError: 18, ProtocolError: 8, HttpError: 22}
+
+
+def _main() -> int:
+    """Run as a command; return the exit status."""
+    args = _arguments()
     try:
-        if args.tokenize is not None:
-            output = str(client.tokenize(text))
+        if args.model is None:
+            output = _list_models(args.client, args.json)
+        elif args.tokenize is not None:
+            output = f"{args.client.tokenize(args.text)}\n"
         else:
-            output = _report(model, client.props(), client.slots(), args.json)
-        # Not through sys.stdout, which would fail once more, and loudly, when Python ends.
+            output = _describe_model(args.client, args.json)
+    except InferError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return _EXIT_STATUS[type(error)]
+    try:
+        # Not through sys.stdout, which would fail once more, and with a message, when Python ends.
         with open(1, "wb", closefd=False) as out:
-            out.write(f"{output}\n".encode(sys.stdout.encoding, "backslashreplace"))
-    except BrokenPipeError:
-        return 1  # the reader of the output is gone, and wants no word of it
-    except (InferError, OSError) as error:
-        return f"{type(error).__name__}: {error}"
+            out.write(output.encode(sys.stdout.encoding if sys.stdout else "utf-8", "backslashreplace"))
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):  # where the reader has gone, nobody needs a message
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 23
     return 0
 
 

@@ -8,6 +8,7 @@ import ast
 import contextlib
 import copy
 import dataclasses
+import enum
 import errno
 import gc
 import hashlib
@@ -26,9 +27,7 @@ import sys
 import tempfile
 import threading
 import time
-import tracemalloc
 import unittest
-import unittest.mock as mock
 import urllib.parse
 import warnings
 import zipfile
@@ -38,131 +37,125 @@ import llama_info
 from llama_info import (
     CACHE_TOLERANCE, MAX_BODY, MAX_ERROR_BODY, CacheOutcome, Client, ConnectError, Hit, HttpError, InferError, Loss,
     Props, ProtocolError, SlotInfo, StalledError, StreamClosedEarlyError, Timings, UnixHTTPConnection,
-    cache_outcome, error_text, map_http,
+    cache_outcome, error_text, map_http, prompt_kept,
 )
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Real answers of three builds of llama-server, byte for byte: `RecordedTest` compares their digests.
 
-HEAD = (
-    b"HTTP/1.1 200 OK\r\nServer: llama.cpp\r\nAccess-Control-Allow-Origin: \r\nConnection: close\r\n"
-    b"X-Accel-Buffering: no\r\nContent-Type: application/json; charset=utf-8\r\nTransfer-Encoding: chunked\r\n"
-    b"Keep-Alive: timeout=5, max=100\r\n\r\n"
-)
-ROUTER = b"Server: llama.cpp\r\nAccess-Control-Allow-Origin: \r\nContent-Type: application/json; charset=utf-8\r\n"
-PARAMS = (
-    '"seed":4294967295,"temperature":0.800000011920929,"dynatemp_range":0.0,"dynatemp_exponent":1.0,"top_k":40,'
-    '"top_p":0.949999988079071,"min_p":0.05000000074505806,"top_n_sigma":-1.0,"xtc_probability":0.0,'
-    '"xtc_threshold":0.10000000149011612,"typical_p":1.0,"repeat_last_n":64,"repeat_penalty":1.0,'
-    '"presence_penalty":0.0,"frequency_penalty":0.0,"dry_multiplier":0.0,"dry_base":1.75,"dry_allowed_length":2,'
-    '"dry_penalty_last_n":64,"mirostat":0,"mirostat_tau":5.0,"mirostat_eta":0.10000000149011612,'
-    '"adaptive_target":-1.0,"adaptive_decay":0.8999999761581421,"max_tokens":%s,"n_predict":%s,"n_keep":0,'
-    '"n_discard":0,"ignore_eos":false,"stream":false,"n_probs":0,"min_keep":0,"chat_format":"%s",'
-    '"reasoning_format":"%s","reasoning_in_content":false,"generation_prompt":"%s","samplers":["penalties","dry",'
-    '"top_n_sigma","top_k","typ_p","top_p","min_p","xtc","temperature"],"speculative.types":"none",'
-    '"timings_per_token":false,"post_sampling_probs":false,"backend_sampling":false,"lora":[]'
-)
-TEMPLATE = (
-    r"{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\n"
-    r"You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% endif %}"
-    r"{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
-    r"{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-PROPS = (
-    '{"default_generation_settings":{"params":{' + PARAMS % (-1, -1, "Content-only", "none", "") + '},"n_ctx":1024},'
-    '"total_slots":2,"model_alias":"smollm2-135m","model_ftype":"Q4_1","model_path":"/models/smollm2-135m.gguf",'
-    '"modalities":{"vision":false,"video":false,"audio":false},"media_marker":"<__media_MARKER__>",'
-    '"endpoint_slots":true,"endpoint_props":false,"endpoint_metrics":false,"ui":true,"ui_settings":{},'
-    '"chat_template":"' + TEMPLATE + '","chat_template_caps":{"supports_object_arguments":false,'
-    '"supports_parallel_tool_calls":false,"supports_preserve_reasoning":false,"supports_reasoning_effort":false,'
-    '"supports_string_content":true,"supports_system_role":true,"supports_tool_calls":false,"supports_tools":false,'
-    '"supports_typed_content":false},"bos_token":"<|im_start|>","eos_token":"<|im_end|>","build_info":"BUILD",'
-    '"is_sleeping":false,"cors_proxy_enabled":false}'
-)
-ROUTER_PROPS = (
-    '{"role":"router","max_instances":4,"models_autoload":true,"model_alias":"llama-server","model_path":"none",'
-    '"default_generation_settings":{"params":null,"n_ctx":0},"ui_settings":{},"build_info":"BUILD",'
-    '"cors_proxy_enabled":false}'
-)
-SLOTS = (
-    '[{"id":0,"n_ctx":1024,"speculative":false,"is_processing":false},'
-    '{"id":1,"n_ctx":1024,"speculative":false,"is_processing":false}]'
-)
-SLOTS_AFTER_USE = (
-    '[{"id":0,"n_ctx":1024,"speculative":false,"is_processing":false,"id_task":26,"n_prompt_tokens":141,'
-    '"n_prompt_tokens_processed":0,"n_prompt_tokens_cache":0,"params":{'
-    + PARAMS % (24, 24, "peg-native", "deepseek", r"<|im_start|>assistant\n")
-    + '},"next_token":[{"has_next_token":false,"has_new_line":false,"n_remain":-1,"n_decoded":0}]},'
-    '{"id":1,"n_ctx":1024,"speculative":false,"is_processing":false}]'
-)
-ERROR = '{"error":{"code":400,"message":"%s","type":"invalid_request_error"}}'
+class Rule7CacheOutcomeTest(unittest.TestCase):
+    """`cache_outcome` tells whether a request reused what its slot held."""
+
+    def test_the_tolerance_to_the_token(self):
+        for expected in (65, 104, 10**6, 2**63, 2**64, 3 * (2**64 - 1)):
+            third = min(expected // 3, 2**64 - 1)
+            previous = Timings(expected - 2 * third, third, third)
+            for short, lost in [(0, False), (1, False), (63, False), (64, False), (65, True)]:
+                with self.subTest(expected=expected, short=short):
+                    outcome = cache_outcome(previous, Timings(expected - short, 1, 1))
+                    self.assertEqual(outcome, Loss(expected, expected - short) if lost else Hit())
+
+    def test_each_count_is_expected_again(self):
+        for previous in (Timings(100, 0, 0), Timings(0, 100, 0), Timings(0, 0, 100)):
+            self.assertEqual(cache_outcome(previous, Timings(35, 9, 9)), Loss(100, 35))
+            self.assertEqual(cache_outcome(previous, Timings(36, 9, 9)), Hit())
+
+    def test_a_sum_within_the_tolerance_is_always_a_hit(self):
+        for expected in range(CACHE_TOLERANCE + 1):
+            self.assertEqual(cache_outcome(Timings(0, expected, 0), Timings(0, 50, 5)), Hit())
+        self.assertEqual(cache_outcome(Timings(0, CACHE_TOLERANCE + 1, 0), Timings(0, 50, 5)), Loss(65, 0))
+
+    def test_more_reuse_than_expected_is_a_hit(self):
+        self.assertEqual(cache_outcome(Timings(0, 100, 0), Timings(5000, 0, 0)), Hit())
+
+    def test_what_was_recorded(self):
+        for before, after, outcome, _, name in cache_rows():
+            with self.subTest(name, before=before):
+                lost = Loss(before.cache_n + before.prompt_n + before.predicted_n, after.cache_n)
+                self.assertEqual(cache_outcome(before, after), {"Hit": Hit(), "Loss": lost}[outcome])
+
+    def test_outcomes_are_values(self):
+        self.assertIsInstance(Hit(), CacheOutcome)
+        self.assertIsInstance(Loss(1, 2), CacheOutcome)
+        self.assertNotEqual(Hit(), Loss(0, 0))
+        self.assertEqual((Loss(9, 2).expected, Loss(9, 2).got), (9, 2))
+        self.assertEqual(repr([Hit(), Loss(expected=9, got=2)]), "[Hit(), Loss(expected=9, got=2)]")
+
+    def test_a_loss_is_as_true_as_a_hit(self):
+        self.assertTrue(Hit() and Loss(9, 2))  # which is why the README asks with isinstance
 
 
-def sized(status, fields, body):
-    return b"HTTP/1.1 %s\r\n%sContent-Length: %d\r\n%s\r\n" % (status, ROUTER, len(body), fields) + body.encode()
+class PromptKeptTest(unittest.TestCase):
+    """`prompt_kept` tells whether the earlier prompt was reused, whatever became of the answer."""
+
+    def test_what_was_recorded(self):
+        rows = cache_rows()
+        self.assertEqual(len(rows), 53 + 16)
+        for before, after, _, kept, name in rows:
+            with self.subTest(name, before=before):
+                self.assertIs(prompt_kept(before, after), kept)
+
+    def test_the_edges(self):
+        most = 2**64 - 1
+        for name, before, after, kept in [
+            ("64 short", (0, 1000, 90), (936, 200, 9), True),
+            ("65 short", (0, 1000, 90), (935, 200, 9), False),
+            ("65 short, most of it from the cache", (900, 100, 90), (935, 200, 9), False),
+            ("128 of prompt, 64 short", (0, 128, 90), (64, 200, 9), True),
+            ("128 of prompt, 65 short", (0, 128, 90), (63, 200, 9), False),
+            ("127 of prompt, 63 short", (0, 127, 90), (64, 200, 9), True),
+            ("127 of prompt, 64 short", (0, 127, 90), (63, 200, 9), False),
+            ("half of a small prompt", (0, 36, 400), (18, 98, 20), True),
+            ("one token less than half", (0, 36, 400), (17, 98, 20), False),
+            ("a prompt of one token, nothing reused", (0, 1, 90), (0, 50, 9), False),
+            ("a prompt of one token, reused", (0, 1, 90), (1, 50, 9), True),
+            ("nothing before", (0, 0, 0), (0, 50, 9), True),
+            ("a shorter prompt, reused whole", (425, 24, 90), (222, 1, 20), True),
+            ("a shorter prompt, 64 short", (425, 24, 90), (159, 64, 20), True),
+            ("a shorter prompt, 65 short", (425, 24, 90), (158, 65, 20), False),
+            ("an empty prompt", (425, 24, 90), (0, 0, 20), True),
+            ("more reused than there was", (0, 100, 9), (500, 1, 1), True),
+            ("the answer does not count", (0, 100, most), (100, 100, 9), True),
+            ("the largest counts", (most, most, most), (most, most, most), False),
+            ("the largest counts, reused", (0, most, most), (most - 64, most, 0), True),
+            ("the largest counts, one token less", (0, most, most), (most - 65, most, 0), False),
+        ]:
+            with self.subTest(name):
+                self.assertIs(prompt_kept(Timings(*before), Timings(*after)), kept)
 
 
-def recorded(build, marker):
-    """The raw answers of one build, by the route or the event that they are the answer to."""
-    def chunked(body):
-        return HEAD + b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body.encode())
+class TimingsTest(unittest.TestCase):
+    """`Timings.from_dict` reads what the server sends, and refuses what is no count."""
 
-    return {
-        "props": chunked(PROPS.replace("BUILD", build).replace("MARKER", marker)),
-        "router-props": sized(b"200 OK", b"Keep-Alive: timeout=5, max=100\r\n", ROUTER_PROPS.replace("BUILD", build)),
-        "slots": chunked(SLOTS),
-        "slots-after-use": chunked(SLOTS_AFTER_USE),
-        "tokenize": chunked('{"tokens":[19556,665]}'),
-        "no-model": sized(
-            b"400 Bad Request", b"Connection: close\r\n", ERROR % "model name is missing from the request"),
-        "unknown-model": sized(b"400 Bad Request", b"Connection: close\r\n", ERROR % "model 'nope' not found"),
-        "child-killed": (
-            b"HTTP/1.1 500 Internal Server Error\r\nServer: llama.cpp\r\nAccess-Control-Allow-Origin: \r\n"
-            b"X-Accel-Buffering: no\r\nContent-Type: application/json; charset=utf-8\r\nTransfer-Encoding: chunked\r\n"
-            b"Connection: close\r\n\r\n26\r\nproxy error: Failed to read connection\r\n0\r\n\r\n"
-        ),
-    }
+    def test_reads_the_timings_of_every_build(self):
+        for build, turns in TIMINGS.items():
+            with self.subTest(build):
+                first, second = map(Timings.from_dict, turns)
+                self.assertEqual((first, second), (Timings(0, 80, 24), Timings(103, 15, 24)))
+                self.assertEqual(cache_outcome(first, second), Hit())
+                self.assertEqual(cache_outcome(second, Timings.from_dict(dict(turns[1], cache_n=0))), Loss(142, 0))
 
+    def test_reads_only_counts(self):
+        good = {"cache_n": 1, "prompt_n": 2, "predicted_n": 2**64 - 1}
+        self.assertEqual(Timings.from_dict(good), Timings(1, 2, 2**64 - 1))
+        for name in good:
+            for bad in (None, True, False, -1, 1.0, "1", [1], {}, 2**64, float("nan")):
+                with self.subTest(name, value=bad):
+                    with self.assertRaisesRegex(ProtocolError, r"^timings\.%s is .*, not an integer from 0 to" % name):
+                        Timings.from_dict(dict(good, **{name: bad}))
+            with self.subTest(name, value="missing"):
+                rest = {key: value for key, value in good.items() if key != name}
+                with self.assertRaisesRegex(ProtocolError, r"^timings\.%s is missing in " % name):
+                    Timings.from_dict(rest)
+        for bad in (None, [], "x", 5):
+            with self.subTest(bad):
+                self.assertRaisesRegex(ProtocolError, "^timings is .*, not an object", Timings.from_dict, bad)
 
-BUILDS = {  # of llama-server: what it calls itself, its random marker, and the digest of its answers in this order
-    "b10434": ("b1-7e4c0a9", "M4fLdMUDUjp6LlXWo6PutwWPxe76IVQe",
-               "b7f8c91995f573dff2c19df6661af5c42ed507cee7a6e5ea7656415a1de2d5f2"),
-    "b11434": ("b0-unknown", "83tnbNLURjxs9akyTZxvtJQMZG0hh7WD",
-               "baba284f38d695e488eac1e79ba01d617d529496cd3f6ebcc1aca9ab01d9039a"),
-    "b11669": ("b11669-Debian", "qSbetcUwvGLl0ZBV0eS6BwuWherumcAG",
-               "d715ab08244ac4f12d48506513136412dd4877f1af963e426c1715243293aebe"),
-}
-RECORDED = recorded(*BUILDS["b11669"][:2])
-TIMINGS = {  # two turns of one conversation on each build
-    "b10434": [
-        {"cache_n": 0, "prompt_n": 80, "prompt_ms": 171.26, "prompt_per_token_ms": 2.1407499999999997,
-         "prompt_per_second": 467.1260072404532, "predicted_n": 24, "predicted_ms": 227.119,
-         "predicted_per_token_ms": 9.874739130434783, "predicted_per_second": 101.26849801205535},
-        {"cache_n": 103, "prompt_n": 15, "prompt_ms": 37.757, "prompt_per_token_ms": 2.5171333333333332,
-         "prompt_per_second": 397.2773260587441, "predicted_n": 24, "predicted_ms": 234.34,
-         "predicted_per_token_ms": 10.188695652173914, "predicted_per_second": 98.14799009985492}],
-    "b11434": [
-        {"cache_n": 0, "prompt_n": 80, "prompt_ms": 160.78, "prompt_per_token_ms": 2.00975,
-         "prompt_per_second": 497.57432516482146, "predicted_n": 24, "predicted_ms": 130.763,
-         "predicted_per_token_ms": 5.685347826086956, "predicted_per_second": 175.89073361730763},
-        {"cache_n": 103, "prompt_n": 15, "prompt_ms": 35.121, "prompt_per_token_ms": 2.3414,
-         "prompt_per_second": 427.09490048688815, "predicted_n": 24, "predicted_ms": 126.49,
-         "predicted_per_token_ms": 5.4995652173913046, "predicted_per_second": 181.83255593327536}],
-    "b11669": [
-        {"cache_n": 0, "prompt_n": 80, "prompt_ms": 202.357, "prompt_per_token_ms": 2.5294625,
-         "prompt_per_second": 395.3409074062177, "predicted_n": 24, "predicted_ms": 129.376,
-         "predicted_per_token_ms": 5.62504347826087, "predicted_per_second": 177.77640366064804},
-        {"cache_n": 103, "prompt_n": 15, "prompt_ms": 34.864, "prompt_per_token_ms": 2.3242666666666665,
-         "prompt_per_second": 430.2432308398348, "predicted_n": 24, "predicted_ms": 128.629,
-         "predicted_per_token_ms": 5.592565217391304, "predicted_per_second": 178.80882227180498}],
-}
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The scripted peer.
 
 FRAMINGS = "sized", "chunked", "until close"
 QUICK = 100  # ms of silence where a test waits for them to pass
-AMPLE = 10  # seconds in which everything is over, on a slow machine too; no test waits for them
+HANG = 600  # seconds after which a test that hangs is ended; no test that passes waits for them
 
 
 def answer(body, status="200 OK", framing="sized", fields=b"", chunk=0):
@@ -207,7 +200,7 @@ def read_request(conn):
 
 def hold(conn):
     """Say nothing more, until the client hangs up."""
-    conn.settimeout(AMPLE)
+    conn.settimeout(HANG)
     while conn.recv(65536):
         pass
 
@@ -215,7 +208,7 @@ def hold(conn):
 def repeat(piece):
     """Send `piece` until the client hangs up."""
     def step(conn):
-        conn.settimeout(AMPLE)
+        conn.settimeout(HANG)
         while True:
             conn.sendall(piece)
     return step
@@ -263,6 +256,10 @@ class Peer:
         """The step that reads the whole request and keeps it."""
         self.requests.append(read_request(conn))
 
+    def read_and_forget(self, conn):
+        """The step that reads the whole request."""
+        read_request(conn)
+
     def answers(self, raw):
         """From now on, read each request and send `raw`."""
         self.script = (self.read, raw)
@@ -271,7 +268,7 @@ class Peer:
         self.script = None
         with socket.socket(socket.AF_UNIX) as last:
             last.connect(self.path)
-            self.thread.join(AMPLE)
+            self.thread.join(HANG)
         self.listener.close()
         shutil.rmtree(self.folder)
         if self.thread.is_alive():
@@ -285,12 +282,31 @@ class Replay(Peer):
         slots = RECORDED["slots-after-use"]
         if busy:
             slots = slots.replace(b'"is_processing":false', b'"is_processing":true ', 1)
-        self.raw = dict(RECORDED, slots=slots)
+        self.raw = dict(RECORDED, slots=slots, models=MODELS_ROUTER)
         super().__init__(self.read, self.route)
 
     def route(self, conn):
         target = self.requests[-1].split()[1].decode()
         conn.sendall(self.raw[target.partition("?")[0].strip("/")])
+
+
+def peak(call):
+    """What `call` returns or raises, and the most memory that it took, in bytes: 0 where Python does not tell."""
+    try:
+        import tracemalloc
+    except ImportError:  # PyPy
+        tracemalloc = None
+    if tracemalloc:
+        tracemalloc.start()
+    try:
+        try:
+            result = call()
+        except Exception as error:
+            result = error.with_traceback(None)
+        return result, tracemalloc.get_traced_memory()[1] if tracemalloc else 0
+    finally:
+        if tracemalloc:
+            tracemalloc.stop()
 
 
 def open_files():
@@ -304,6 +320,25 @@ def open_files():
         with contextlib.suppress(OSError):  # the folder's own is closed by now
             found.append((int(name), os.readlink("/proc/self/fd/" + name)))
     return sorted(found)
+
+
+class Interrupt(Exception):
+    """What a program's own signal handler raises, as one that limits the time of a job."""
+
+
+@contextlib.contextmanager
+def interrupting(seconds):
+    """Raise `Interrupt` after so many seconds, wherever the program is by then."""
+    def interrupt(*_):
+        raise Interrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 class PeerCase(unittest.TestCase):
@@ -334,6 +369,15 @@ class PeerCase(unittest.TestCase):
     def calls(self, client=None):
         client = client or self.client
         return {"props": client.props, "slots": client.slots, "tokenize": lambda: client.tokenize("text")}
+
+    def patiently(self, test):
+        """Run `test` with a silence in ms; where it fails, with a longer one: a slow machine is no fault."""
+        for factor in (1, 6, 36):
+            try:
+                return test(QUICK * factor)
+            except self.failureException:
+                pass
+        return test(QUICK * 200)
 
     def fails(self, error, call, *args):
         """Assert that `call` raises just this class of error, with a text fit to be shown; return it."""
@@ -393,15 +437,24 @@ class Rule1CallTest(PeerCase):
             "a field with no value": b"HTTP/1.1 200 OK\r\nX:\r\nContent-Length: 2\r\n\r\nok",
             "a field with no value, and a bare line feed": b"HTTP/1.1 200 OK\nX:\nContent-Length: 2\n\nok",
             "100 first": b"HTTP/1.1 100 Continue\r\nX: y\r\n\r\n" * 8 + answer("ok"),
-            "100 fields": answer("ok", fields=b"A: b\r\n" * 99),
+            "100, 102, 103 and 199 first": b"".join(
+                b"HTTP/1.1 %d x\r\nContent-Length: 9\r\n\r\n" % code for code in (100, 102, 103, 199)) + answer("ok"),
+            "100 header lines": answer("ok", fields=b"A: b\r\n" * 99),
+            "100 header lines, 98 of them folded": answer("ok", fields=b"A: b\r\n" + b" c\r\n" * 98),
+            "a fold": answer("ok", fields=b"A: b\r\n\tc\r\n"),
+            "a fold of nothing": answer("ok", fields=b"A: b\r\n \t\r\n"),
+            "a fold before the length": b"HTTP/1.1 200 OK\r\nContent-Length:\r\n 2\r\n\r\nok",
+            "a fold before the coding": answer("ok", framing="chunked").replace(b": chunked", b":\n\t chunked \n "),
+            "every character of a name": answer("ok", fields=b"!#$%&'*+-.^_`|~09AZaz: x\r\n"),
+            "every character of a value": answer("ok", fields=b"A: \t !~\x80\xff\r\n"),
             "the longest line": answer("ok", fields=b"A: %s\r\n" % (b"x" * (65536 - 5))),
         }.items():
             with self.subTest(name):
                 self.peer.answers(raw)
                 self.assertEqual(self.client.call("GET", "/x"), b"ok")
 
-    def test_another_status_is_an_http_error_with_its_text(self):
-        for status in (201, 204, 206, 301, 304, 400, 401, 404, 413, 500, 501, 503, 599, 999):
+    def test_a_status_code_other_than_200_is_an_http_error_with_its_text(self):
+        for status in (201, 203, 205, 206, 301, 305, 400, 401, 404, 413, 500, 501, 503, 599, 999):
             for framing in FRAMINGS:
                 with self.subTest(status=status, framing=framing):
                     self.peer.answers(answer("größer", status="%d x" % status, framing=framing))
@@ -416,28 +469,35 @@ class Rule1CallTest(PeerCase):
 
     def test_does_not_wait_for_the_peer_to_close(self):
         for framing in FRAMINGS[:2]:
-            for status in ("200 OK", "500 No"):
-                with self.subTest(framing, status=status):
-                    self.peer.script = (self.peer.read, answer("ok", framing=framing, status=status), hold)
-                    start = time.monotonic()
-                    with contextlib.suppress(HttpError):
-                        self.client.call("GET", "/x")
-                    self.assertLess(time.monotonic() - start, AMPLE)
+            with self.subTest(framing):
+                self.peer.script = (self.peer.read, answer("ok", framing=framing), hold)
+                self.assertEqual(self.client.call("GET", "/x"), b"ok")
+                self.peer.script = (self.peer.read, answer("no", "500 No", framing), hold)
+                self.assertEqual(self.fails(HttpError, self.client.call, "GET", "/x").body, "no")
+
+    def test_waits_for_no_body_where_there_is_none(self):
+        for framing in FRAMINGS:
+            head = answer("four", framing=framing).partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+            with self.subTest(framing):
+                for rest in (head, answer("four", framing=framing)):
+                    self.peer.script = (self.peer.read, rest, hold)
+                    self.assertEqual(self.client.call("HEAD", "/x"), b"")
+                    for status in (b"204 No Content", b"304 Not Modified"):
+                        self.peer.script = (self.peer.read, rest.replace(b"200 OK", status), hold)
+                        error = self.fails(HttpError, self.client.call, "GET", "/x")
+                        self.assertEqual((error.status, error.body), (int(status[:3]), ""))
+                    self.peer.script = (self.peer.read, rest.replace(b"200 OK", b"404 Not Found"), hold)
+                    error = self.fails(HttpError, self.client.call, "HEAD", "/x")
+                    self.assertEqual((error.status, error.body, str(error)), (404, "", "HTTP 404"))
 
     def test_waits_as_long_as_it_is_told(self):
-        timeouts = []
-
-        class Recorder(UnixHTTPConnection):
-            def __init__(self, path, timeout):
-                timeouts.append(timeout)
-                super().__init__(path, timeout)
-
-        self.peer.answers(answer("ok"))
-        with mock.patch.object(llama_info, "UnixHTTPConnection", Recorder):
-            for ms in (1500, 60_000, 0.5, Fraction(7, 2)):
-                self.of(liveness_ms=ms).call("GET", "/")
-            self.client.call("GET", "/")
-        self.assertEqual(timeouts, [1.5, 60, 0.0005, 0.0035, 60])
+        self.peer.script = (self.peer.read, hold)
+        for ms in (30, 90.5, Fraction(601, 2)):
+            with self.subTest(ms=ms):
+                start = time.monotonic()
+                error = self.fails(StalledError, self.of(liveness_ms=ms).call, "GET", "/")
+                self.assertGreater((time.monotonic() - start) * 1000, ms * 0.99)
+                self.assertIn("no progress for %s ms" % ms, str(error))
         self.assertEqual(self.client.liveness_ms, 60_000)
 
     def test_takes_a_path_of_any_kind(self):
@@ -505,13 +565,20 @@ class Rule2MapHttpTest(unittest.TestCase):
             (ValueError("no number"), ProtocolError),
             (RecursionError("deep"), ProtocolError),
             (KeyError("missing"), ProtocolError),
+            (MemoryError(), ProtocolError),
         ]:
             with self.subTest(repr(error)):
                 mapped = map_http(error)
                 self.assertIs(type(mapped), expected)
                 self.assertIs(mapped.__cause__, error)
-                self.assertIn(str(error), str(mapped))
-                self.assertIn(type(error).__name__, str(mapped))
+                self.assertEqual(str(mapped), "%s: %s" % (type(error).__name__, str(error) or "no message"))
+
+    def test_takes_the_traceback_off_the_cause(self):
+        try:
+            raise ConnectionResetError("reset")
+        except ConnectionResetError as error:
+            self.assertIsNotNone(error.__traceback__)
+            self.assertIsNone(map_http(error).__cause__.__traceback__)
 
     def test_returns_an_infer_error_as_it_is(self):
         cause = OSError("why")
@@ -551,7 +618,12 @@ class Rule2MapHttpTest(unittest.TestCase):
                     self.assertIs(type(twin), type(error))
                     self.assertEqual((str(twin), twin.args, vars(twin)), (str(error), error.args, vars(error)))
 
-    def test_http_error_shows_its_body_tamed(self):
+    def test_http_error_has_plain_attributes(self):
+        error = HttpError(500, "x")
+        self.assertEqual(vars(error), {"status": 500, "body": "x"})
+        self.assertEqual(str(HttpError(204, "")), "HTTP 204")
+
+    def test_http_error_shows_its_body_on_one_short_line(self):
         error = HttpError(500, "\x1b[31m" + "x" * 5000)
         self.assertEqual((error.status, len(error.body)), (500, 5005))
         self.assertTrue(str(error).startswith("HTTP 500: \\x1b[31mxxx"))
@@ -626,7 +698,7 @@ class Rule4PropsTest(PeerCase):
 
 
 class Rule5TokenizeTest(PeerCase):
-    """`tokenize` sends the model and the text, and returns how many tokens came."""
+    """`tokenize` sends the model and the text, and returns how many tokens the text has."""
 
     def test_counts_the_tokens(self):
         for tokens in ([], [0], [1, 2, 3], [7, 7, 7, 7], list(range(5000))):
@@ -758,13 +830,18 @@ class Rule6ShapeTest(PeerCase):
             "UTF-32": good.encode("utf-32"),
             "UTF-32 BE": good.encode("utf-32-be"),
             "an integer of 4,301 digits": good.encode()[:-1] + b', "x": %s}' % (b"123456789" * 478)[:4301],
-            "a fraction of 4,301 digits": good.encode()[:-1] + b', "x": 0.%s}' % (b"8" * 4301),
             "101 open brackets": b"[" * 101,
             "101 deep": b"[" * 101 + b"]" * 101,
             "101 deep, after as many": b"[" + b"[]," * 200 + b"[" * 100 + b"]" * 101,
+            "101 deep, objects": b'{"a":' * 100 + b"{}" + b"}" * 100,
             "101 deep, objects and lists": b'[{"a":' * 50 + b"[]" + b"}]" * 50,
             "101 deep behind a string": b'["\\\\",' + b"[" * 100 + b"]" * 101,
             "101 deep behind an escaped quote": b'["\\"",' + b"[" * 100 + b"]" * 101,
+            "101 deep behind brackets in strings": b'["]]","}",' + b"[" * 100 + b"]" * 101,
+            "101 deep behind empty strings": b'["","","]","",' + b"[" * 100 + b"]" * 101,
+            "10,001 lists": b"[" + b",".join([b"[]"] * 10000) + b"]",
+            "10,001 objects": b"[" + b",".join([b"{}"] * 10000) + b"]",
+            "10,001 lists and objects": b"[" + b",".join([b'["]",{}]'] * 5000) + b"]",
             "BOM": b"\xef\xbb\xbf" + good.encode(),
             "bad UTF-8": good.replace("T", "\xff").encode("latin-1"),
             "UTF-8 of a surrogate": good.encode().replace(b'"T"', b'"\xed\xa0\x80"'),
@@ -800,15 +877,22 @@ class Rule6ShapeTest(PeerCase):
                     error = str(self.fails(ProtocolError, call))
                     self.assertTrue(error.startswith("not JSON: b"), error)
                     self.assertEqual("nested over 100 deep" in error, "deep" in name or "open" in name, error)
-                    self.assertEqual("over 4300 digits in a row" in error, "digits" in name, error)
+                    self.assertEqual("over 10000 lists and objects" in error, name.startswith("10,001"), error)
+                    self.assertEqual("digits" in error or "4300" in error, "digits" in name, error)
 
     def test_json_of_any_shape_that_is_read(self):
         for name, more in {
             "an integer of 4,300 digits": '"x": -' + "8" * 4300,
             "100 deep": '"x": ' + "[" * 99 + "]" * 99,
+            "a fraction of 4,301 digits": '"x": 0.' + "8" * 4301,
+            "text of 4,301 digits": '"x": "' + "8" * 4301 + '", "%s": 1' % ("9" * 5000),
+            "100 deep, objects": '"x": ' + '{"a":' * 98 + "{}" + "}" * 98,
             "100 deep, objects and lists": '"x": ' + '[{"a":' * 49 + "[]" + "}]" * 49,
-            "many brackets, not deep": '"x": [' + "[]," * 5000 + "{}]",
+            "100 deep, a hundred times": '"x": [' + ",".join(["[" * 98 + "]" * 98] * 100) + "]",
+            "10,000 lists and objects": '"x": [' + "[]," * 4000 + "{}," * 5997 + "0]",
+            "10,000 lists, and more in strings": '"x": [' + '[],"[{","",' * 9997 + "0]",
             "brackets in strings": '"x": "' + "[{" * 5000 + '", "y": "]"',
+            "a bracket in each of many strings": '"x": [' + '"[","{",' * 9000 + '"]"]',
             "brackets in strings behind escapes": '"[": "' + r'\\\"[{\\\\' * 500 + '", "y": "' + r"[\n" * 500 + '"',
             "closed before open": '"x": "]]]]", "y": [[[]]]',
             "white space": " \r\n\t ".join(['"x"', ":", "[", "1", ",", "{", "}", "]", ""]),
@@ -820,20 +904,13 @@ class Rule6ShapeTest(PeerCase):
                 self.peer.answers(answer(json.dumps(PROPS_GOOD)[:-1] + ", " + more + "}"))
                 self.assertEqual(self.client.props(), Props("T", 8, 2))
 
-    def test_a_decoder_that_gives_up(self):
-        for error in (MemoryError(), RecursionError("deep")):
-            with self.subTest(repr(error)), mock.patch.object(llama_info, "_JSON") as decoder:
-                decoder.decode.side_effect = error
-                self.peer.answers(answer("[]"))
-                self.assertIs(self.fails(ProtocolError, self.client.slots).__cause__, error)
-
     def test_json_errors_name_the_place(self):
         for body, texts in {
             b'{"a": }': ["not JSON: b'{\"a\": }'", "char 6"],
             b'{"a": "\xff"}': ["position 7"],
             b'{"a": NaN}': ["NaN is not JSON"],
             b"x" * 41: ["not JSON: b'%s' (" % ("x" * 40)],
-            b"1" * 9999: ["over 4300 digits in a row"],
+            b"1" * 9999: ["4300", "digits"],
             b"[" * DEEP: ["[[[[", "nested over 100 deep"],
         }.items():
             self.peer.answers(answer(body))
@@ -841,63 +918,6 @@ class Rule6ShapeTest(PeerCase):
             for text in texts:
                 with self.subTest(text):
                     self.assertIn(text, str(error))
-
-
-class Rule7CacheOutcomeTest(unittest.TestCase):
-    """`cache_outcome` tells a lost prompt cache from a normal turn."""
-
-    def test_the_tolerance_to_the_token(self):
-        for expected in (65, 104, 10**6, 2**63, 2**64, 3 * (2**64 - 1)):
-            third = min(expected // 3, 2**64 - 1)
-            previous = Timings(expected - 2 * third, third, third)
-            for short, lost in [(0, False), (1, False), (63, False), (64, False), (65, True)]:
-                with self.subTest(expected=expected, short=short):
-                    outcome = cache_outcome(previous, Timings(expected - short, 1, 1))
-                    self.assertEqual(outcome, Loss(expected, expected - short) if lost else Hit())
-
-    def test_each_count_is_expected_again(self):
-        for previous in (Timings(100, 0, 0), Timings(0, 100, 0), Timings(0, 0, 100)):
-            self.assertEqual(cache_outcome(previous, Timings(35, 9, 9)), Loss(100, 35))
-            self.assertEqual(cache_outcome(previous, Timings(36, 9, 9)), Hit())
-
-    def test_a_sum_within_the_tolerance_is_always_a_hit(self):
-        for expected in range(CACHE_TOLERANCE + 1):
-            self.assertEqual(cache_outcome(Timings(0, expected, 0), Timings(0, 50, 5)), Hit())
-        self.assertEqual(cache_outcome(Timings(0, CACHE_TOLERANCE + 1, 0), Timings(0, 50, 5)), Loss(65, 0))
-
-    def test_more_reuse_than_expected_is_a_hit(self):
-        self.assertEqual(cache_outcome(Timings(0, 100, 0), Timings(5000, 0, 0)), Hit())
-
-    def test_outcomes_are_values(self):
-        self.assertIsInstance(Hit(), CacheOutcome)
-        self.assertIsInstance(Loss(1, 2), CacheOutcome)
-        self.assertNotEqual(Hit(), Loss(0, 0))
-        self.assertEqual((Loss(9, 2).expected, Loss(9, 2).got), (9, 2))
-        self.assertEqual(repr([Hit(), Loss(expected=9, got=2)]), "[Hit(), Loss(expected=9, got=2)]")
-
-    def test_reads_the_timings_of_every_build(self):
-        for build, turns in TIMINGS.items():
-            with self.subTest(build):
-                first, second = map(Timings.from_dict, turns)
-                self.assertEqual((first, second), (Timings(0, 80, 24), Timings(103, 15, 24)))
-                self.assertEqual(cache_outcome(first, second), Hit())
-                self.assertEqual(cache_outcome(second, Timings.from_dict(dict(turns[1], cache_n=0))), Loss(142, 0))
-
-    def test_reads_only_counts(self):
-        good = {"cache_n": 1, "prompt_n": 2, "predicted_n": 2**64 - 1}
-        self.assertEqual(Timings.from_dict(good), Timings(1, 2, 2**64 - 1))
-        for name in good:
-            for bad in (None, True, False, -1, 1.0, "1", [1], {}, 2**64, float("nan")):
-                with self.subTest(name, value=bad):
-                    with self.assertRaisesRegex(ProtocolError, r"^timings\.%s is .*, not an integer from 0 to" % name):
-                        Timings.from_dict(dict(good, **{name: bad}))
-            with self.subTest(name, value="missing"):
-                rest = {key: value for key, value in good.items() if key != name}
-                with self.assertRaisesRegex(ProtocolError, r"^timings\.%s is missing in " % name):
-                    Timings.from_dict(rest)
-        for bad in (None, [], "x", 5):
-            with self.subTest(bad):
-                self.assertRaisesRegex(ProtocolError, "^timings is .*, not an object", Timings.from_dict, bad)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -945,6 +965,27 @@ class WireTest(PeerCase):
         line, fields, sent = self.sent(lambda: self.client.call("POST", "/x"))
         self.assertEqual((dict(fields)["content-length"], sent), ("0", b""))
 
+    def test_what_was_checked_is_sent(self):
+        class Text(str):
+            def __str__(self):
+                return "GET /else HTTP/1.1\r\nX: y\r\n\r\n"
+
+            def encode(self, *_):
+                return b"\r\nencoded: y\r\n"
+
+            __format__ = __repr__ = lambda self, *_: str(self)
+
+        class Path(str, enum.Enum):
+            SLOTS = "/slots"
+
+        for method, path in [(Text("GET"), Text("/slots")), ("GET", Path.SLOTS)]:
+            line, fields, body = self.sent(lambda: self.client.call(method, path))
+            self.assertEqual((line, dict(fields).keys() & {"x", "encoded"}, body), ("GET /slots HTTP/1.1", set(), b""))
+        client = self.of(Text("m"), api_key=Text("k"))
+        line, fields, _ = self.sent(client.slots)
+        self.assertEqual((line, dict(fields)["authorization"]), ("GET /slots?model=m HTTP/1.1", "bearer k"))
+        self.assertEqual(self.sent(lambda: client.tokenize(Text("t")))[2], b'{"model": "m", "content": "t"}')
+
     def test_the_key(self):
         for key in ("k", "sk-1 2:3", "ключ", "x" * 3000):
             with self.subTest(key[:9]):
@@ -978,6 +1019,8 @@ class RecordedTest(PeerCase):
                 answers = recorded(name, marker)
                 joined = b"".join(answers[route] for route in sorted(answers))
                 self.assertEqual(hashlib.sha256(joined).hexdigest(), digest)
+        self.assertEqual(hashlib.sha256(MODELS_ROUTER + MODELS_SINGLE).hexdigest(),
+                         "24d6fae22b60e8f15b898cba02ab0bacd2e5d782eeaf17603715f343c44ce4ce")
 
     def test_replay(self):
         template = json.loads('"%s"' % TEMPLATE)
@@ -1010,8 +1053,8 @@ class RecordedTest(PeerCase):
 # Every fault told apart.
 
 
-class CutShortTest(PeerCase):
-    """A peer that ends its answer early is told from one that ends it, at every byte."""
+class TruncatedTest(PeerCase):
+    """A truncated response is told from a complete one, at every byte."""
 
     def cut(self, raw, call, whole):
         """Send each prefix of `raw`: those of at least `whole` bytes are an answer."""
@@ -1038,7 +1081,7 @@ class CutShortTest(PeerCase):
         raw = answer(body_of(RECORDED["tokenize"]), framing="chunked", chunk=5).replace(b"\r\n5\r\n", b"\r\n5;a=b\r\n")
         self.cut(raw, self.calls()["tokenize"], len(raw) - 2)
 
-    def test_after_an_interim_answer(self):
+    def test_after_an_informational_response(self):
         raw = b"HTTP/1.1 100 Continue\r\nA: b\r\n\r\n" + answer("[]")
         self.cut(raw, self.client.slots, len(raw))
 
@@ -1063,7 +1106,19 @@ class CutShortTest(PeerCase):
                     else:
                         self.fails(StreamClosedEarlyError, self.client.slots)
 
-    def test_another_status_comes_through(self):
+    def test_a_line_without_its_end(self):
+        head = b"HTTP/1.1 200 OK\r\n"
+        chunked = head + b"Transfer-Encoding: chunked\r\n\r\n"
+        for raw in (b"H", b"HTTP/1.", b"HTTP/1.x", b"HTTP/1.1 junk", b"HTTP/1.1 99", b"HTTP/1.1 200 OK\r",
+                    head + b"\xff\0", head + b" folded", head + b"A", head + b"A b", head + b"A: b\r", head + b"\r",
+                    head + b"A: b\r\n c",
+                    chunked + b"zz", chunked + b"-1", chunked + b"2\r", chunked + b"2\r\n[]", chunked + b"2\r\n[]x",
+                    chunked + b"2\r\n[]\r\nzz"):
+            with self.subTest(raw):
+                self.peer.answers(raw)
+                self.fails(StreamClosedEarlyError, self.client.slots)
+
+    def test_a_status_code_other_than_200_comes_through(self):
         for framing in FRAMINGS:
             raw = answer("Internal trouble", status="500 No", framing=framing)
             head = raw.index(b"\r\n\r\n") + 4
@@ -1082,8 +1137,8 @@ class CutShortTest(PeerCase):
 
     def test_the_text_says_what_is_missing(self):
         for raw, text in [(b"", "the status line"), (b"HTTP/1.1 200 OK\r\nA", "a header field"),
-                          (answer(SLOTS)[:-9], "9 bytes still to come"),
-                          (RECORDED["slots"][:-8], "1 bytes still to come"),
+                          (answer(SLOTS)[:-9], "9 bytes too early"),
+                          (RECORDED["slots"][:-8], "1 bytes too early"),
                           (RECORDED["slots"][:-6], "the end of a chunk"), (RECORDED["slots"][:-5], "a chunk size"),
                           (answer("", framing="until close"), "before the body")]:
             with self.subTest(text):
@@ -1131,8 +1186,8 @@ class SilenceTest(PeerCase):
             "before the status line": b"",
             "in the status line": b"HTTP/1.1 2",
             "after the status line": b"HTTP/1.1 200 OK\r\n",
-            "in a header": b"HTTP/1.1 200 OK\r\nContent-Le",
-            "after an interim answer": b"HTTP/1.1 100 Continue\r\n\r\n",
+            "in a header field": b"HTTP/1.1 200 OK\r\nContent-Le",
+            "after an informational response": b"HTTP/1.1 100 Continue\r\n\r\n",
             "before a sized body": answer(SLOTS)[:-len(SLOTS)],
             "in a sized body": answer(SLOTS)[:-1],
             "before the first chunk": chunks[:body],
@@ -1147,52 +1202,64 @@ class SilenceTest(PeerCase):
                 self.peer.script = (self.peer.read, raw, hold)
                 start = time.monotonic()
                 error = self.fails(StalledError, self.of(liveness_ms=QUICK).slots)
-                took = (time.monotonic() - start) * 1000
-                self.assertGreater(took, QUICK * 0.9)
-                self.assertLess(took, QUICK + AMPLE * 1000)
-                self.assertEqual(str(error), "nothing moved for %d ms" % QUICK)
+                self.assertGreater((time.monotonic() - start) * 1000, QUICK * 0.9)
+                self.assertEqual(str(error), "no progress for %d ms while waiting for the response" % QUICK)
 
     def test_while_sending(self):
         for name, first in {"nothing is read": 0, "reading stops": lambda conn: conn.recv(100_000)}.items():
             with self.subTest(name):
                 done = threading.Event()
-                self.peer.script = (first, lambda conn: done.wait(AMPLE))
+                self.peer.script = (first, lambda conn: done.wait(HANG))
                 start = time.monotonic()
-                self.fails(StalledError, self.of(liveness_ms=QUICK).tokenize, "x" * 4_000_000)
+                error = self.fails(StalledError, self.of(liveness_ms=QUICK).tokenize, "x" * 4_000_000)
                 self.assertGreater((time.monotonic() - start) * 1000, QUICK * 0.9)
+                self.assertEqual(str(error), "no progress for %d ms while sending the request" % QUICK)
                 done.set()
 
     def test_in_an_error_body_only_shortens_it(self):
         for framing in FRAMINGS:
-            with self.subTest(framing):
-                raw = answer("trouble" * 9, "503 Loading", framing, chunk=7)
+            raw = answer("trouble" * 9, "503 Loading", framing, chunk=7)
+
+            def stalls(ms):
                 self.peer.script = (self.peer.read, raw[:raw.index(b"trouble") + 7], hold)
-                error = self.fails(HttpError, self.of(liveness_ms=QUICK).slots)
+                return self.fails(HttpError, self.of(liveness_ms=ms).slots)
+
+            with self.subTest(framing):
+                error = self.patiently(stalls)
                 self.assertEqual((error.status, error.body), (503, "trouble"))
 
     def test_a_peer_that_keeps_moving_is_alive(self):
-        def drip(raw, size):
-            return [step for i in range(0, len(raw), size) for step in (raw[i: i + size], 0.03)]
+        def drip(raw, pieces, pause):
+            size = len(raw) // pieces
+            return [step for i in range(0, len(raw), size) for step in (raw[i: i + size], pause)]
 
-        def read_slowly(conn):
+        def read_slowly(conn, pause):
             missing = 1_500_000
             while missing > 0:
                 missing -= len(conn.recv(100_000))
-                time.sleep(0.03)
+                time.sleep(pause)
 
-        client = self.of(liveness_ms=400)  # each of these takes longer in all
-        for name, steps in {
-            "head": [self.peer.read] + drip(answer(SLOTS)[:-len(SLOTS)], 3) + [SLOTS.encode()],
-            "sized": [self.peer.read] + drip(answer(SLOTS), 10),
-            "chunked": [self.peer.read] + drip(answer(SLOTS, framing="chunked", chunk=9), 15),
-            "until close": [self.peer.read] + drip(answer(SLOTS, framing="until close"), 9),
-            "the request": [read_slowly, answer(SLOTS)],
-        }.items():
-            with self.subTest(name):
-                self.peer.script = steps
+        big = b"x" * 1_499_900
+        for name, raw, body in [
+            ("head", answer(SLOTS)[:-len(SLOTS)], None), ("sized", answer(SLOTS), None),
+            ("chunked", answer(SLOTS, framing="chunked", chunk=9), None),
+            ("until close", answer(SLOTS, framing="until close"), None), ("the request", None, big),
+        ]:
+            def takes_longer(ms):
+                pause = ms / 4000
+                if body:
+                    self.peer.script = [lambda conn: read_slowly(conn, pause), answer(SLOTS)]
+                else:
+                    self.peer.script = [self.peer.read] + drip(raw, 6, pause) + [SLOTS.encode()]
                 start = time.monotonic()
-                client.call("POST", "/x", b"x" * 1_499_900) if name == "the request" else client.slots()
-                self.assertGreater(time.monotonic() - start, 0.4)
+                try:
+                    self.of(liveness_ms=ms).call("POST", "/x", body)
+                except StalledError as error:
+                    raise self.failureException(error)
+                self.assertGreater((time.monotonic() - start) * 1000, ms)
+
+            with self.subTest(name):
+                self.patiently(takes_longer)
 
 
 class EarlyAnswerTest(PeerCase):
@@ -1220,6 +1287,42 @@ class EarlyAnswerTest(PeerCase):
         self.early(0.1, answer("too much", "413 Payload Too Large"))
         self.assertEqual(self.fails(HttpError, self.client.tokenize, self.TEXT).status, 413)
 
+    def early_and_held(self, *raw):
+        """What comes of a request whose answer comes early, on a connection that is then held."""
+        def ends(ms):
+            done = threading.Event()
+            steps = [ms * step / 1000 if isinstance(step, float) else step for step in raw]
+            self.early(*steps, lambda conn: done.wait(HANG))
+            try:
+                return self.of(liveness_ms=ms).tokenize(self.TEXT)
+            except HttpError as error:
+                return error.status, error.body
+            except StalledError as error:
+                raise self.failureException(error)
+            finally:
+                done.set()
+
+        return self.patiently(ends)
+
+    def test_and_holds_the_connection(self):
+        for framing in FRAMINGS[:2]:
+            with self.subTest(framing):
+                raw = answer("too much", "413 Payload Too Large", framing)
+                self.assertEqual(self.early_and_held(raw), (413, "too much"))
+                raw = answer('{"tokens":[1,2,3]}', framing=framing)
+                self.assertEqual(self.early_and_held(raw), 3)
+                self.assertEqual(self.early_and_held(raw, lambda conn: conn.shutdown(socket.SHUT_WR)), 3)
+
+    def test_in_pieces_and_holds_the_connection(self):
+        raw = answer("too much", "413 Payload Too Large")
+        self.assertEqual(self.early_and_held(raw[:9], 1.5, raw[9:]), (413, "too much"))
+
+    def test_closes_one_way_without_an_answer(self):
+        done = threading.Event()
+        self.early(lambda conn: conn.shutdown(socket.SHUT_WR), lambda conn: done.wait(HANG))
+        self.fails(StreamClosedEarlyError, self.of(liveness_ms=QUICK).tokenize, self.TEXT)
+        done.set()
+
     def test_to_a_small_request(self):
         self.peer.script = (answer("no", "503 Busy"),)
         self.assertEqual(self.fails(HttpError, self.client.slots).status, 503)
@@ -1234,13 +1337,7 @@ class EarlyAnswerTest(PeerCase):
 
 
 class TooMuchTest(PeerCase):
-    """Time and memory are bounded."""
-
-    def in_time(self, error, call, *args):
-        start = time.monotonic()
-        raised = self.fails(error, call, *args)
-        self.assertLess(time.monotonic() - start, AMPLE)
-        return raised
+    """A response that is too long is refused, and as soon as that is known. (The peer holds the connection.)"""
 
     def test_the_longest_body_and_one_byte_more(self):
         for framing in FRAMINGS:
@@ -1264,31 +1361,29 @@ class TooMuchTest(PeerCase):
         }.items():
             with self.subTest(name):
                 self.peer.script = (self.peer.read, b"HTTP/1.1 200 OK\r\n" + raw, hold)
-                self.in_time(ProtocolError, self.client.slots)
+                self.fails(ProtocolError, self.client.slots)
 
     def test_what_never_ends(self):
         for name, head, piece in [
             ("body", b"HTTP/1.1 200 OK\r\n\r\n", b"x" * 50000),
             ("chunks", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"400\r\n" + b"x" * 1024 + b"\r\n"),
-            ("small chunks", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", (b"2f\r\n%047d\r\n" % 0) * 99),
             ("status line", b"HTTP/1.1 200 ", b"x" * 9999),
             ("header field", b"HTTP/1.1 200 OK\r\nA: ", b"x" * 9999),
             ("header fields", b"HTTP/1.1 200 OK\r\n", b"A: b\r\n" * 999),
-            ("interim answers", b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 99),
+            ("folds", b"HTTP/1.1 200 OK\r\nA: b\r\n", b" c\r\n" * 999),
+            ("informational responses", b"", b"HTTP/1.1 102 Processing\r\n\r\n" * 99),
             ("a chunk size", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"0" * 9999),
             ("a chunk extension", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5;", b"x" * 9999),
         ]:
             with self.subTest(name):
                 self.peer.script = (self.peer.read, head, repeat(piece))
-                tracemalloc.start()
-                self.addCleanup(tracemalloc.stop)
-                self.in_time(ProtocolError, self.client.slots)
-                self.assertLess(tracemalloc.get_traced_memory()[1], 4 * MAX_BODY)
-                tracemalloc.stop()
+                _, most = peak(lambda: self.fails(ProtocolError, self.client.slots))
+                self.assertLess(most, 3 * MAX_BODY)
 
     def test_a_head_that_is_too_large(self):
         for name, fields in {
-            "101 fields": b"A: b\r\n" * 100,
+            "101 header lines": b"A: b\r\n" * 100,
+            "101 header lines, 99 of them folded": b"A: b\r\n" + b" c\r\n" * 99,
             "200 fields": b"".join(b"X-%d: y\r\n" % i for i in range(200)),
             "a line of 65,537 bytes": b"A: %s\r\n" % (b"x" * (65537 - 5)),
             "a line of 70,000 bytes": b"A: %s\r\n" % (b"x" * 70000),
@@ -1320,7 +1415,7 @@ class TooMuchTest(PeerCase):
         }.items():
             with self.subTest(name):
                 self.peer.script = [self.peer.read] + steps
-                error = self.in_time(HttpError, self.client.slots)
+                error = self.fails(HttpError, self.client.slots)
                 self.assertEqual((error.status, error.body), (503, kept))
 
     def test_an_error_whose_body_cannot_be_read_keeps_its_status(self):
@@ -1370,13 +1465,16 @@ class NotHttpTest(PeerCase):
 
     def test_bad_status(self):
         for status in ("", " ", "OK", "OK 200", "20 OK", "099 No", "000 No", "1000 No", "2000", "-200 OK", "+200 OK",
-                       "2OO OK", "200OK", "0200 OK", "2.0 OK", "0x200", "2_00", "२०० OK", " 200 OK", "\t200 OK"):
+                       "2OO OK", "200OK", "0200 OK", "2.0 OK", "0x200", "2_00", "२०० OK", " 200 OK", "\t200 OK",
+                       "200 O\rK", "200 OK\r", "200 \0", "200 \x1b[31m", "200\tOK"):
             with self.subTest(status):
                 self.peer.answers(b"HTTP/1.1 " + status.encode() + b"\r\nContent-Length: 2\r\n\r\n[]")
                 self.assertIn("the status line is b", str(self.fails(ProtocolError, self.client.slots)))
 
-    def test_bad_header(self):
-        for field in (b"no colon", b": no name", b" folded", b"A: b\r\n folded: c", b"A : b", b"A B: c", b"\xff"):
+    def test_bad_header_field(self):
+        for field in (b"no colon", b": no name", b" folded", b"\tfolded", b" ", b"A : b", b"A\t: b", b"A B: c", b"\xff",
+                      b"A\x80: b", b"A(: b", b"A: b\rc", b"A: \r", b"A\r: b", b"A: b\r\r", b"A: b\0c", b"A: \x1b[31m",
+                      b"A: b\x7f", b"A: b\r\n c\rd", b"A: b\r\n \0", b"A: b\r\nno colon"):
             with self.subTest(field):
                 self.peer.answers(answer("[]", fields=field + b"\r\n"))
                 self.assertIn("a header field is b", str(self.fails(ProtocolError, self.client.slots)))
@@ -1396,8 +1494,7 @@ class NotHttpTest(PeerCase):
     def test_broken_chunks(self):
         head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
         for name, raw in {
-            "no chunks": b"[]",
-            "no chunks, ended": b"[]\r\n",
+            "no chunks": b"[]\r\n",
             "junk size": b"zz\r\n[]\r\n0\r\n\r\n",
             "no size": b"\r\n[]\r\n0\r\n\r\n",
             "only an extension": b";x\r\n[]\r\n0\r\n\r\n",
@@ -1413,20 +1510,29 @@ class NotHttpTest(PeerCase):
             "no line end": b"2\r\n[]0\r\n\r\n",
             "bare line feed": b"2\r\n[]\n0\r\n\r\n",
             "bare carriage return": b"2\r\n[]\rx0\r\n\r\n",
+            "carriage return in an extension": b"2;a\rb\r\n[]\r\n0\r\n\r\n",
+            "NUL in an extension": b"2;a\0\r\n[]\r\n0\r\n\r\n",
             "junk after the first": b"1\r\n[\r\nx\r\n]\r\n0\r\n\r\n",
         }.items():
             with self.subTest(name):
                 self.peer.answers(head + raw)
                 self.assertIn("chunk", str(self.fails(ProtocolError, self.client.slots)))
 
-    def test_interim_answers_are_no_result(self):
-        for status in (101, 102, 103, 110, 199):
+    def test_informational_responses_are_no_result(self):
+        for status in (100, 102, 103, 110, 199):
+            with self.subTest(status=status):
+                self.peer.answers(b"HTTP/1.1 %d x\r\nA: b\r\n\r\n" % status)
+                self.fails(StreamClosedEarlyError, self.client.slots)
+                self.peer.answers(b"HTTP/1.1 %d x\r\n\r\n" % status * 9 + answer("[]"))
+                error = self.fails(ProtocolError, self.client.slots)
+                self.assertIn("over 8 informational responses, the last with status code %d" % status, str(error))
+
+    def test_another_protocol_is_no_result(self):
+        for first in (b"", b"HTTP/1.1 100 Continue\r\n\r\n"):
             for after in (b"", answer("[]")):
-                with self.subTest(status=status, after=after[:8]):
-                    self.peer.answers(b"HTTP/1.1 %d x\r\nA: b\r\n\r\n" % status + after)
-                    self.assertIn(str(status), str(self.fails(ProtocolError, self.client.slots)))
-        self.peer.answers(b"HTTP/1.1 100 Continue\r\n\r\n" * 9 + answer("[]"))
-        self.fails(ProtocolError, self.client.slots)
+                with self.subTest(first, after=after[:8]):
+                    self.peer.answers(first + b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n" + after)
+                    self.assertIn("status code 101", str(self.fails(ProtocolError, self.client.slots)))
 
 
 class NoConnectionTest(PeerCase):
@@ -1508,8 +1614,10 @@ class NoConnectionTest(PeerCase):
         self.addCleanup(listener.close)
         listener.bind(path)
         listener.listen(0)
+        self.waiting = []
         for _ in range(1000):
             waiting = socket.socket(socket.AF_UNIX)
+            self.waiting.append(waiting)
             self.addCleanup(waiting.close)
             waiting.setblocking(False)
             try:
@@ -1527,34 +1635,45 @@ class NoConnectionTest(PeerCase):
             error = self.fails(ConnectError, connect)
             took, worked = time.monotonic() - start, time.process_time() - worked
             self.assertGreaterEqual(took, limit * 0.9)
-            self.assertLess(took, limit + 0.7)
-            self.assertLess(worked, limit / 2 + 0.05)  # it waits, and is not busy with it
+            if limit:
+                self.assertLess(worked, took / 2)  # it waits, and is not busy with it
             self.assertIsInstance(error.__cause__, BlockingIOError)
             self.assertIn("backlog", str(error))
 
     @unittest.skipUnless(sys.platform == "linux", "elsewhere a full backlog refuses at once")
     def test_a_full_backlog_that_drains(self):
         path, listener = self.full()
-        done = threading.Event()
 
         def drain():
             time.sleep(0.2)
-            while not done.is_set():
+            answered = False
+            while not answered:
                 conn = listener.accept()[0]
                 with conn:
-                    conn.settimeout(0.2)
-                    with contextlib.suppress(OSError):
-                        if read_request(conn):
-                            conn.sendall(RECORDED["slots"])
-                            done.set()
+                    request = read_request(conn) if conn.recv(1, socket.MSG_PEEK) else b""
+                    if request:
+                        conn.sendall(RECORDED["slots"])
+                        answered = True
 
+        for waiting in self.waiting:
+            waiting.close()
         thread = threading.Thread(target=drain, daemon=True)
         thread.start()
         start = time.monotonic()
-        self.assertEqual(len(Client(path, "m", liveness_ms=AMPLE * 1000).slots()), 2)
+        self.assertEqual(len(Client(path, "m", liveness_ms=HANG * 1000).slots()), 2)
         self.assertGreater(time.monotonic() - start, 0.15)
-        self.assertLess(time.monotonic() - start, 1)
-        thread.join(AMPLE)
+        thread.join(HANG)
+
+    @unittest.skipUnless(sys.platform == "linux", "elsewhere a full backlog refuses at once")
+    def test_an_interrupted_wait_on_a_full_backlog_leaves_no_socket(self):
+        path, _ = self.full()
+        before = open_files()
+        for connect in (UnixHTTPConnection(path, HANG).connect, Client(path, "m").slots):
+            with interrupting(0.1):
+                with self.assertRaises(Interrupt) as caught:
+                    connect()
+            self.assertIsNotNone(caught.exception)  # which is kept, and keeps nothing open
+            self.assertEqual(open_files(), before)
 
 
 class CallerMistakeTest(PeerCase):
@@ -1577,7 +1696,8 @@ class CallerMistakeTest(PeerCase):
             ("surrogate in the model", ["/s", "a\ud800"], {}),
             ("surrogate in the path", ["/s\ud800", "m"], {}),
         ] + [("liveness %r" % ms, ["/s", "m"], {"liveness_ms": ms}) for ms in (
-            0, -1, -0.0, -0.5, float("nan"), float("inf"), float("-inf"), 2**31, 10**400)
+            0, -1, -0.0, -0.5, 5e-324, 1e-321, Fraction(1, 10**400), float("nan"), float("inf"), float("-inf"), 2**31,
+            10**400)
         ] + [("key %r" % key, ["/s", "m"], {"api_key": key}) for key in (
             "a\nb", "a\r", "\0", "a\tb", "\x1f", "\x7f", "\x80", "x\x9f", "a\ud800", "\udcff")
         ]:
@@ -1601,7 +1721,8 @@ class CallerMistakeTest(PeerCase):
                 self.mistake(TypeError, Client, *args, **options)
 
     def test_good_ones_are_taken(self):
-        for options in ({"liveness_ms": 0.001}, {"liveness_ms": 2**31 - 1}, {"api_key": None}, {"api_key": "a bé~"}):
+        for options in ({"liveness_ms": 0.001}, {"liveness_ms": 1e-320}, {"liveness_ms": 2**31 - 1}, {"api_key": None},
+                        {"api_key": "a bé~"}):
             with self.subTest(options):
                 Client("/s", "m", **options)
         self.assertEqual(self.of(liveness_ms=2**31 - 1).call("GET", "/"), b"ok")
@@ -1626,7 +1747,7 @@ class CallerMistakeTest(PeerCase):
             error = self.mistake(ValueError, Client, "/s", "m", api_key=key)
             self.assertNotIn("SECRET", str(error) + repr(error) + repr(error.__context__) + repr(error.__cause__))
         error = self.mistake(ValueError, Client, "/s", "a\ud800")
-        self.assertEqual(str(error), "model holds a lone surrogate at 1")
+        self.assertEqual(str(error), "model has a lone surrogate at 1")
 
     def test_a_client_is_immutable(self):
         for name in ("socket_path", "model", "liveness_ms", "api_key", "other"):
@@ -1669,21 +1790,6 @@ class AlwaysTest(PeerCase):
         self.assertRaises(ValueError, connection.connect)
         self.assertIsNone(connection.sock)
 
-    def test_interrupted_calls_close_too(self):
-        class Interrupt(BaseException):
-            pass
-
-        def interrupt(*_):
-            raise Interrupt
-
-        self.peer.script = (self.peer.read, hold)
-        before = signal.signal(signal.SIGALRM, interrupt)
-        try:
-            signal.setitimer(signal.ITIMER_REAL, 0.1)
-            self.assertRaises(Interrupt, self.client.slots)
-        finally:
-            signal.signal(signal.SIGALRM, before)
-
     def test_one_client_for_many_threads(self):
         def answer_by_text(conn):
             text = json.loads(read_request(conn).partition(b"\r\n\r\n")[2].decode())["content"]
@@ -1699,7 +1805,7 @@ class AlwaysTest(PeerCase):
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(AMPLE * 3)
+            thread.join(HANG)
         self.assertEqual(right, [True] * 24 * 20)
 
     def test_the_key_never_shows(self):
@@ -1732,16 +1838,8 @@ class AlwaysTest(PeerCase):
                 self.peer.script = [self.peer.read] + steps
                 with self.assertRaises(InferError) as caught:
                     client.slots()
-                shown = "%s %r %r" % (caught.exception, caught.exception, caught.exception.__cause__)
-                self.assertNotIn(key[:8], shown)
-        for strange in ("pass\\word-\\-0123456", "schlüssel-0123456", "zero\u200bwidth-0123456", "q'u\"ote-0123"):
-            for raw in (answer(strange), answer(json.dumps([strange], ensure_ascii=False)), strange.encode() + b"\r\n"):
-                with self.subTest(strange, raw=raw[:9]):
-                    self.peer.answers(raw)
-                    text = str(self.fails(ProtocolError, self.of(api_key=strange).slots))
-                    for form in (strange, repr(strange)[1:-1], ascii(strange)[1:-1], repr(strange.encode())[2:-1]):
-                        self.assertNotIn(form[:10], text)
-                    self.assertIn("***", text)
+                error = caught.exception
+                self.assertNotIn(key[:8], "%s %r %r %s" % (error, error, error.__cause__, vars(error)))
         for cut in range(MAX_ERROR_BODY - len(key) - 1, MAX_ERROR_BODY + 1):
             with self.subTest("across the end of the text", cut=cut):
                 self.peer.answers(answer("x" * cut + key + "y" * 9999, "401 No"))
@@ -1750,12 +1848,30 @@ class AlwaysTest(PeerCase):
                 self.assertTrue(body.startswith("x" * cut))
                 self.assertLessEqual(len(body), MAX_ERROR_BODY)
 
-    def test_only_the_key_is_blotted_out(self):
+    def test_a_key_never_shows_however_it_is_escaped(self):
+        for key in ("pass\\word-\\-0123456", "schlüssel-0123456", "zero\u200bwidth-0123456", "q'u\"ote-0123",
+                    "it's-0123456", "\"quoted\"-0123", "\\'\"\\'\"\\-0123456", "ключ-ключ-ключ", "😀" * 9,
+                    "with space 0123", "(a|b)*[c]{2}.^$"):
+            forms = {key, repr(key)[1:-1], repr("'\"" + key)[4:-1], ascii(key)[1:-1], repr(key.encode())[2:-1],
+                     json.dumps(key)[1:-1], json.dumps(key, ensure_ascii=False)[1:-1]}
+            for raw in (answer(key), answer(json.dumps([key])), answer(json.dumps(["'\"" + key], ensure_ascii=False)),
+                        answer(json.dumps({"error": key})), answer(json.dumps({"error": key}), "401 No"),
+                        key.encode() + b"\r\n", b"'\"" + key.encode() + b"\r\n", answer("'" + key + '"', "401 No")):
+                with self.subTest(key, raw=raw):
+                    self.peer.answers(raw)
+                    with self.assertRaises(InferError) as caught:
+                        self.of(api_key=key).slots()
+                    shown = str(caught.exception) + getattr(caught.exception, "body", "")
+                    for form in forms:
+                        self.assertNotIn(form[:10], shown)
+                    self.assertIn("***", shown)
+
+    def test_what_comes_before_the_key_is_shown(self):
         for key, text, shown in [
-            (self.KEY, "no, %s!" % self.KEY, "no, ***!"), (self.KEY, "no, %s!" % self.KEY[:9], "no, ***!"),
+            (self.KEY, "no, %s!" % self.KEY, "no, ***"), (self.KEY, "no, %s!" % self.KEY[:9], "no, ***"),
             (self.KEY, "no, %s!" % self.KEY[:7], "no, %s!" % self.KEY[:7]), ("12345678", "1234567", "1234567"),
-            ("12345678", "12345678", "***"), ("1234567", "123456 1234567", "123456 ***"), ("ab", "abba", "**ba"),
-            ("a", "banana", "b*n*n*"), ("", "nothing", "nothing"), (None, "None", "None"),
+            ("12345678", "12345678", "***"), ("1234567", "123456 1234567", "123456 ***"), ("ab", "cabba", "c**"),
+            ("a", "banana", "b*"), ("", "nothing", "nothing"), (None, "None", "None"),
         ]:
             with self.subTest(key, text=text):
                 self.peer.answers(answer(text, "401 No"))
@@ -1773,8 +1889,201 @@ class AlwaysTest(PeerCase):
         self.assertIsInstance(self.fails(StreamClosedEarlyError, self.client.slots).__cause__, ConnectionResetError)
         self.peer.script = (self.peer.read, hold)
         self.assertIsInstance(self.fails(StalledError, self.of(liveness_ms=QUICK).slots).__cause__, socket.timeout)
-        self.peer.answers(answer("{"))
-        self.assertIsInstance(self.fails(ProtocolError, self.client.slots).__cause__, ValueError)
+
+
+class NothingLeftTest(PeerCase):
+    """A failed call is over when it has failed, with the garbage collector switched off too."""
+
+    BIG = b"x" * MAX_BODY
+
+    def failures(self):
+        """Calls that fail, each in another way, by name; what is sent and what is received is large."""
+        body = bytearray(self.BIG)
+        impatient = self.of(liveness_ms=QUICK)
+
+        def post(client=self.client):
+            return client.call("POST", "/x", body)
+
+        for name, steps, call in [
+            ("no connection", [], Client("/absent", "m").slots),
+            ("nothing", [], self.client.slots),
+            ("nothing, while sending", [lambda conn: conn.recv(10)], post),
+            ("an early answer", [lambda conn: conn.recv(10), answer(self.BIG, "413 No")], lambda: post(impatient)),
+            ("stalled", [self.peer.read_and_forget, answer(self.BIG)[:-1], hold], impatient.slots),
+            ("stalled while sending", [lambda conn: conn.recv(10), 0.3], lambda: post(impatient)),
+            ("truncated", [self.peer.read_and_forget, answer(self.BIG)[:-1]], post),
+            ("truncated in chunks", [self.peer.read_and_forget, answer(self.BIG, framing="chunked", chunk=99999)[:-9]],
+             self.client.slots),
+            ("too long", [self.peer.read_and_forget, answer(self.BIG + b"x")], post),
+            ("a status code", [self.peer.read_and_forget, answer(self.BIG, "500 No")], post),
+            ("no HTTP", [self.peer.read_and_forget, self.BIG], post),
+            ("no JSON", [self.peer.read_and_forget, answer(self.BIG)], self.client.slots),
+            ("no UTF-8", [self.peer.read_and_forget, answer(b'"%s\xff"' % self.BIG[:-3])], self.client.slots),
+            ("NaN at the end", [self.peer.read_and_forget, answer(b'["%s",NaN]' % self.BIG[:-8])], self.client.slots),
+            ("too deep", [self.peer.read_and_forget, answer(b"[" * MAX_BODY)], self.client.slots),
+            ("another shape", [self.peer.read_and_forget, answer(b'["%s"]' % self.BIG[:-4])], self.client.slots),
+            ("a wrong token", [self.peer.read_and_forget, answer(b'{"tokens":[1,"%s"]}' % self.BIG[:-17])],
+             lambda: self.client.tokenize("x" * 1000)),
+        ]:
+            with self.subTest(name):
+                self.peer.script = steps
+                yield call
+                body.append(1)  # a BufferError, if anything still held the buffer
+
+    def setUp(self):
+        super().setUp()
+        gc.collect()
+        gc.disable()
+        self.addCleanup(gc.enable)
+
+    @unittest.skipUnless(sys.implementation.name == "cpython", "other Pythons have a collector alone")
+    def test_no_object_is_left_for_the_collector(self):
+        for call in self.failures():
+            gc.collect()
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            try:
+                with contextlib.suppress(InferError):
+                    call()
+                gc.collect()
+                self.assertEqual([type(thing) for thing in gc.garbage], [])
+            finally:
+                gc.set_debug(0)
+                gc.garbage.clear()
+
+    def test_an_error_kept_without_its_traceback_is_small(self):
+        for call in self.failures():
+            try:
+                call()
+            except InferError as raised:
+                kept = raised.with_traceback(None)
+            seen, errors = [], [kept]
+            while errors:  # with all that is chained to it
+                error = errors.pop()
+                self.assertIsNone(error.__traceback__)
+                seen.append(repr((error.args, vars(error))))
+                errors += [chained for chained in (error.__cause__, error.__context__) if chained]
+            self.assertLess(len(seen), 4)
+            self.assertLess(len("".join(seen)), 3 * MAX_ERROR_BODY)
+
+    def test_bad_json_has_no_cause(self):
+        for body in (b"{", b'"\xff"', b"[NaN]", b"[" * 200, b"1" * 5000):
+            with self.subTest(body[:9]):
+                self.peer.answers(answer(body))
+                error = self.fails(ProtocolError, self.client.slots)
+                self.assertIsNone(error.__cause__)
+                self.assertIsNone(error.__context__)
+
+
+class BoundedTest(PeerCase):
+    """No answer costs much more than `json.loads` takes for it. (`.ci/bench` has more bodies, and the time.)"""
+
+    def test_memory_of_the_worst_bodies(self):
+        part_of = 8  # the bodies are an eighth of the longest, and so are the limits: tracemalloc is slow
+        for name, start, part, end in [
+            ("objects", b"[", b"{},", b"{}]"), ("lists", b"[", b"[],", b"[]]"),
+            ("empty strings", b"[" * 50 + b"]" * 50 + b"[" * 60, b'"",', b'""'),
+            ("brackets in strings", b"[" * 60, b'"[[",', b'""' + b"]" * 60),
+            ("brackets in strings and out of them", b"[", b'"[",["[{"],', b"0]"),
+            ("escapes", b"[" * 60 + b'"', b'\\\\\\"[', b'"' + b"]" * 60),
+            ("tokens, and one that is none", b'{"tokens":[', b"1,", b'"x"]}'),
+        ]:
+            body = start + part * (MAX_BODY // part_of // len(part)) + end
+            self.peer.script = (self.peer.read, answer(body))
+            with self.subTest(name):
+                _, floor = peak(lambda: json.loads(body.decode()))
+                result, most = peak(lambda: self.client.tokenize("x"))
+                self.assertIsInstance(result, ProtocolError)
+                self.assertLessEqual(most, min(floor + 20_000_000 / part_of, 120_000_000 / part_of))
+
+    def test_memory_of_small_chunks(self):
+        self.peer.answers(answer(b"x" * 50_000, framing="chunked", chunk=2))
+        result, most = peak(lambda: self.client.call("GET", "/x"))
+        self.assertEqual(len(result), 50_000)
+        self.assertLess(most, 1_000_000)
+
+    def test_recursion_that_the_decoder_gives_up(self):
+        def ask(depth):
+            self.peer.answers(answer(b"[" * depth + b"]" * depth))
+            return str(self.fails(ProtocolError, self.client.slots))
+
+        shallow = ask(2)
+        frame, here = sys._getframe(), 0
+        while frame:
+            frame, here = frame.f_back, here + 1
+        limit = sys.getrecursionlimit()
+        sys.setrecursionlimit(here + 90)
+        try:
+            self.assertEqual(ask(2), shallow)
+            deep = ask(99)
+        finally:
+            sys.setrecursionlimit(limit)
+        if sys.implementation.name == "cpython" and sys.version_info < (3, 12):  # newer ones count it elsewhere
+            self.assertRegex(deep, "^RecursionError: maximum recursion depth")
+
+
+class ProgramsOwnTest(PeerCase):
+    """The exception of a signal handler passes through as it is, from every phase, and leaves no socket open."""
+
+    def test_from_each_wait(self):
+        done = threading.Event()
+        self.addCleanup(done.set)
+        for name, steps, body in [
+            ("sending", [lambda conn: conn.recv(10), lambda conn: done.wait(HANG)], b"x" * 4_000_000),
+            ("waiting for the head", [self.peer.read, hold], None),
+            ("reading a body", [self.peer.read, answer(SLOTS)[:-1], hold], None),
+            ("reading an error body", [self.peer.read, answer(SLOTS, "500 No")[:-1], hold], None),
+        ]:
+            with self.subTest(name):
+                self.peer.script = steps
+                before = open_files()
+                with interrupting(0.1):
+                    with self.assertRaises(Interrupt) as caught:
+                        self.client.call("POST", "/x", body)
+                self.assertIsNone(caught.exception.__cause__)
+                sockets = [file for file in open_files() or () if file not in before]
+                self.assertLess(len(sockets), 2, sockets)  # the peer's end
+                done.set()
+
+    def test_from_every_line(self):
+        """As above, but raised by a trace function before the first line, the second, the third, …
+
+        Not before that of `with`: CPython from 3.11 on leaks what a `with` closes where a trace function raises there.
+        """
+        with open(llama_info.__file__, encoding="utf-8") as file:
+            withs = {i for i, line in enumerate(file, 1) if line.strip().startswith("with ")}
+
+        def interrupt(frame, event, _):
+            if event == "line" and frame.f_code.co_filename == llama_info.__file__ and frame.f_lineno not in withs:
+                counted.append(frame.f_lineno)
+                if len(counted) == at:
+                    raise Interrupt
+            return interrupt
+
+        tracer = sys.gettrace()
+        warnings.simplefilter("ignore", ResourceWarning)  # of the lines that close
+        for name, raw, call in [
+            ("slots", RECORDED["slots"], self.client.slots), ("props", RECORDED["props"], self.client.props),
+            ("an error", answer("x" * 9, "500 No", "chunked", chunk=4), self.client.slots),
+            ("a truncated response", answer(SLOTS)[:-1], self.client.slots),
+            ("no JSON", answer(b"[" * 200), self.client.slots),
+        ]:
+            self.peer.answers(raw)
+            for at in range(1, 10_000):
+                counted = []
+                try:
+                    sys.settrace(interrupt)
+                    call()
+                except Interrupt:
+                    pass
+                except InferError:
+                    break
+                else:
+                    break
+                finally:
+                    sys.settrace(tracer)
+            with self.subTest(name):
+                self.assertLess(len(counted), at)  # until no line was left
+                self.assertGreater(at, 60)
 
 
 def mutate(rng, raw):
@@ -1890,7 +2199,7 @@ def python(*args, env=None, **options):
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("LLAMA_", "LC_", "LANG"))}
     ours.update({"LC_ALL": "C.UTF-8"} if env is None else env)
     options.setdefault("stdout", subprocess.PIPE)
-    done = subprocess.run([sys.executable, *args], stderr=subprocess.PIPE, env=ours, timeout=60, **options)
+    done = subprocess.run([sys.executable, *args], stderr=subprocess.PIPE, env=ours, timeout=HANG, **options)
     done.stdout, done.stderr = (done.stdout or b"").decode(), done.stderr.decode()
     return done
 
@@ -1899,7 +2208,7 @@ ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}  # withou
 
 
 class CommandTest(PeerCase):
-    """`python3 llama_info.py`, as a person on the device runs it."""
+    """`python3 llama_info.py`, as a person on the device runs it, and a script."""
 
     def peer_of(self):
         return Replay(busy=True)
@@ -1916,7 +2225,7 @@ class CommandTest(PeerCase):
         self.assertEqual((done.returncode, done.stdout), (status, ""))
         self.assertRegex(done.stderr, pattern)
         self.assertNotIn("Traceback", done.stderr)
-        if status == 1:
+        if status != 2:
             self.assertEqual(done.stderr.count("\n"), 1)
         return done.stderr
 
@@ -1935,7 +2244,8 @@ class CommandTest(PeerCase):
     def test_any_model_in_any_locale(self):
         model = "модель/日本 😀\x1b[31m"
         shown = "модель/日本 😀\\x1b[31m"
-        for env, encoding in [({"LC_ALL": "C.UTF-8"}, "utf-8"), ({"LC_ALL": "C"}, "utf-8"), (ASCII, "ascii"),
+        ascii_only = "utf-8" if sys.implementation.name == "pypy" else "ascii"  # PyPy's output is UTF-8 in any locale
+        for env, encoding in [({"LC_ALL": "C.UTF-8"}, "utf-8"), ({"LC_ALL": "C"}, "utf-8"), (ASCII, ascii_only),
                               (dict(ASCII, LC_ALL="C.UTF-8", PYTHONIOENCODING="latin-1"), "latin-1")]:
             text = shown.encode(encoding, "backslashreplace").decode()
             with self.subTest(env):
@@ -1944,6 +2254,51 @@ class CommandTest(PeerCase):
                 for request in self.peer.requests:
                     query = urllib.parse.urlsplit(request.split()[1].decode()).query
                     self.assertEqual(urllib.parse.parse_qsl(query), [("model", model)])
+
+    def test_lists_the_models_and_loads_none(self):
+        router, single = self.peer.raw["models"], MODELS_SINGLE
+        sleeping = router.replace(b'"value":"loaded"', b'"value":"sleeping"').replace(b"1295", b"1297")
+        nothing = answer('{"data":[],"object":"list"}')
+        for name, raw, plain, as_json in [
+            ("a router", router, "unloaded  gemma3-270m\nloaded    smollm2\n",
+             [{"id": "gemma3-270m", "status": "unloaded"}, {"id": "smollm2", "status": "loaded"}]),
+            ("one asleep", sleeping, "unloaded  gemma3-270m\nsleeping  smollm2\n",
+             [{"id": "gemma3-270m", "status": "unloaded"}, {"id": "smollm2", "status": "sleeping"}]),
+            ("one model", single, "/models/smollm2.gguf\n", [{"id": "/models/smollm2.gguf", "status": None}]),
+            ("no models", nothing, "", []),
+        ]:
+            with self.subTest(name):
+                self.peer.raw["models"] = raw
+                self.peer.requests.clear()
+                self.prints(plain, self.peer.path)
+                done = self.run_command("--json", self.peer.path)
+                self.assertEqual((done.returncode, json.loads(done.stdout), done.stderr), (0, as_json, ""))
+                self.assertEqual([request.split()[:2] for request in self.peer.requests], [[b"GET", b"/models"]] * 2)
+
+    def test_lists_models_of_any_name_and_number(self):
+        names = ["m%d" % i for i in range(20)] + ["日本語/モデル:Q4", "with spaces", "x" * 255, "\x1b[31m\r\n\u202e"]
+        models = [{"id": name, "status": {"value": state}} for name in names for state in ("loading", "loaded\x1b")]
+        self.peer.raw["models"] = answer(json.dumps({"data": models, "more": 1}))
+        shown = names[:-1] + ["\\x1b[31m\\r\\n\\u202e"]
+        lines = "".join("loading   %s\nloaded\\x1b %s\n" % (name, name) for name in shown)
+        self.prints(lines, self.peer.path)
+        self.prints(lines.encode("ascii", "backslashreplace").decode(), self.peer.path, env=ASCII)
+        done = self.run_command("--json", self.peer.path)
+        self.assertEqual([model["id"] for model in json.loads(done.stdout)[::2]], names)
+
+    def test_a_list_of_models_of_another_shape(self):
+        for body, text in [
+            ("[]", "the answer is [], not an object"), ("{}", "data is missing"),
+            ('{"data":{}}', "data is {}, not a list"),
+            ('{"data":[3]}', "data[0] is 3, not an object"), ('{"data":[{"id":"a"},{}]}', "data[1].id is missing"),
+            ('{"data":[{"id":5}]}', "data[0].id is 5, not a string"),
+            ('{"data":[{"id":"a","status":"loaded"}]}', "data[0].status is 'loaded', not an object"),
+            ('{"data":[{"id":"a","status":{"value":null}}]}', "data[0].status.value is None, not a string"),
+            ('{"data":[{"id":"a","status":{}}]}', "data[0].status.value is missing"),
+        ]:
+            with self.subTest(body):
+                self.peer.raw["models"] = answer(body)
+                self.assertIn(text, self.fails_with(8, "^ProtocolError: ", self.peer.path))
 
     def test_json(self):
         done = self.run_command("--json", self.peer.path, "m")
@@ -1968,36 +2323,46 @@ class CommandTest(PeerCase):
         self.prints("llama_info %s\n" % llama_info.__version__, "--version")
         done = self.run_command("--help")
         self.assertEqual((done.returncode, done.stderr), (0, ""))
-        for word in ("--json", "--tokenize FILE", "--liveness-ms MS", "SOCKET", "MODEL", "LLAMA_API_KEY"):
+        for word in ("--json", "--tokenize FILE", "--liveness-ms MS", "(60000)", "SOCKET", "[MODEL]", "LLAMA_API_KEY"):
             self.assertIn(word, done.stdout)
 
-    def test_errors_are_one_line(self):
-        self.fails_with(1, r"^ConnectError: cannot connect to '/absent': No such file or directory\n$", "/absent", "m")
-        self.peer.raw["slots"] = answer("\x1b[31m\r\nred\x9b", "501 No")
-        self.fails_with(1, r"^HttpError: HTTP 501: \\x1b\[31m\\r\\nred\\x9b\n$", self.peer.path, "m")
-        self.peer.raw["slots"] = answer('"日"')
-        self.fails_with(1, r"^ProtocolError: the answer is '\\u65e5', not a list\n$", "--json", self.peer.path, "m",
-                        env=ASCII)
-        self.peer.raw["props"] = b"HTTP/1.1 2"
-        self.fails_with(1, "^StreamClosedEarlyError: ", self.peer.path, "m")
+    def test_each_class_of_error_has_its_status_and_one_line(self):
+        for model in ([], ["m"]):
+            path = self.peer.path
+            self.fails_with(7, r"^ConnectError: cannot connect to '/no': No such file or directory\n$", "/no", *model)
+            for status, pattern, *steps in [
+                (8, "^ProtocolError: not JSON: b'' ", self.peer.read, answer("")),
+                (8, "^ProtocolError: the status line is b'junk", self.peer.read, b"junk\n"),
+                (18, "^StreamClosedEarlyError: the server closed the connection in the status line", self.peer.read),
+                (18, "^StreamClosedEarlyError: ", self.peer.read, answer("[]")[:-1]),
+                (22, r"^HttpError: HTTP 501: \\x1b\[31m\\r\\nred\\x9b\n$", self.peer.read,
+                 answer("\x1b[31m\r\nred\x9b", "501 No")),
+                (22, "^HttpError: HTTP 204\n$", self.peer.read, answer("", "204 No Content")),
+            ]:
+                with self.subTest(pattern, model=model):
+                    self.peer.script = steps
+                    self.fails_with(status, pattern, path, *model)
+            self.peer.script = (self.peer.read, hold)
+            self.fails_with(28, "^StalledError: no progress for %d ms while waiting" % QUICK,
+                            "--liveness-ms", str(QUICK), path, *model)
 
-    def test_liveness(self):
-        self.peer.script = (self.peer.read, hold)
-        start = time.monotonic()
-        self.fails_with(1, "^StalledError: ", "--liveness-ms", str(QUICK), self.peer.path, "m")
-        self.assertLess(time.monotonic() - start, AMPLE)
-        self.assertIn("(60000)", self.run_command("--help").stdout)
+    def test_errors_in_any_locale(self):
+        self.peer.raw["slots"] = answer('"日"')
+        self.fails_with(8, r"^ProtocolError: the answer is '\\u65e5', not a list\n$", "--json", self.peer.path, "m",
+                        env=ASCII)
 
     def test_usage(self):
         not_text = os.path.join(self.peer.folder, "not-text")
         with open(not_text, "wb") as file:
             file.write(b"a\xff")
         for name, args, pattern in [
-            ("nothing", [], "required: SOCKET, MODEL"), ("no model", ["/s"], "required: MODEL"),
-            ("too much", ["/s", "m", "x"], "unrecognized"), ("unknown", ["--yaml", "/s", "m"], "unrecognized|SOCKET"),
+            ("nothing", [], "required: SOCKET"), ("too much", ["/s", "m", "x"], "unrecognized"),
+            ("unknown", ["--yaml", "/s", "m"], "unrecognized|SOCKET"),
             ("empty model", ["/s", ""], "model is empty"),
-            ("model not UTF-8", ["/s", b"\xff"], "model holds a lone surrogate at 0"),
-            ("liveness", ["--liveness-ms", "0", "/s", "m"], "liveness_ms is 0"),
+            ("model not UTF-8", ["/s", b"\xff"], "model has a lone surrogate at 0"),
+            ("two outputs", ["--json", "--tokenize", "-", "/s", "m"], "not allowed with argument --json"),
+            ("tokens of no model", ["--tokenize", "-", "/s"], "--tokenize needs MODEL"),
+            ("liveness", ["--liveness-ms", "0", "/s"], "liveness_ms is 0"),
             ("liveness nan", ["--liveness-ms", "nan", "/s", "m"], "invalid int value"),
             ("no file", ["--tokenize", "/absent", "/s", "m"], "No such file.*/absent"),
             ("no name of a file", ["--tokenize", "", "/s", "m"], "No such file"),
@@ -2017,7 +2382,7 @@ class CommandTest(PeerCase):
         self.prints(self.PLAIN % "m", self.peer.path, "m", env=dict(env, LLAMA_API_KEY=""))
         self.assertNotIn(b"Authorization", b"".join(self.peer.requests))
         self.peer.raw["props"] = answer("not SECRET", "401 No")
-        self.assertNotIn("SECRET", self.fails_with(1, "401", self.peer.path, "m", env=env))
+        self.assertNotIn("SECRET", self.fails_with(22, "401", self.peer.path, "m", env=env))
         env["LLAMA_API_KEY"] = "SECRET\x1b"
         self.assertNotIn("SECRET", self.fails_with(2, "control", self.peer.path, "m", env=env))
 
@@ -2026,11 +2391,14 @@ class CommandTest(PeerCase):
         os.close(read)
         with open(write, "wb") as pipe:
             done = self.run_command(self.peer.path, "m", stdout=pipe)
-        self.assertEqual((done.returncode, done.stderr), (1, ""))
+        self.assertEqual((done.returncode, done.stderr), (23, ""))
+        done = python("-c", "import os, sys; os.close(1); os.execv(sys.executable, [sys.executable] + sys.argv[1:])",
+                      MODULE, self.peer.path, "m")
+        self.assertEqual((done.returncode, done.stderr), (23, "OSError: [Errno 9] Bad file descriptor\n"))
         if os.path.exists("/dev/full"):
             with open("/dev/full", "wb") as full:
                 done = self.run_command(self.peer.path, "m", stdout=full)
-            self.assertEqual((done.returncode, done.stderr), (1, "OSError: [Errno 28] No space left on device\n"))
+            self.assertEqual((done.returncode, done.stderr), (23, "OSError: [Errno 28] No space left on device\n"))
 
     def test_interrupt_is_quiet(self):
         self.peer.script = (self.peer.read, lambda conn: process.send_signal(signal.SIGINT), hold)
@@ -2038,7 +2406,7 @@ class CommandTest(PeerCase):
         self.addCleanup(signal.signal, signal.SIGINT, before)
         process = subprocess.Popen(
             [sys.executable, MODULE, self.peer.path, "m"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=HANG)
         self.assertEqual((process.returncode, out, err), (130, b"", b""))
 
 
@@ -2067,6 +2435,12 @@ class DeviceTest(PeerCase):
         return Replay()
 
     def test_without_what_a_device_may_lack(self):
+        lacks = ["_ssl", "ssl", "logging", "unittest", "asyncio", "ctypes", "decimal", "_decimal", "argparse",
+                 "multiprocessing", "subprocess", "optparse", "pickle", "sqlite3", "lzma", "bz2", "xml", "concurrent",
+                 "queue", "tempfile", "shutil", "pathlib", "uuid", "secrets", "statistics", "fractions", "pdb"]
+        # From CPython 3.13.13 on, dataclasses itself loads typing.
+        if python("-S", "-c", "import sys, dataclasses; print('typing' in sys.modules)").stdout == "False\n":
+            lacks.append("typing")
         self.uses("-S", before=(
             "import sys\n"
             "class Refuse:\n"
@@ -2076,9 +2450,7 @@ class DeviceTest(PeerCase):
             "for name in %r:\n"
             "    sys.modules.pop(name, None)\n"
             "sys.meta_path.insert(0, Refuse())\n"
-        ) % ((["_ssl", "ssl", "logging", "unittest", "typing", "asyncio", "ctypes", "decimal", "_decimal", "argparse",
-               "multiprocessing", "subprocess", "optparse", "pickle", "sqlite3", "lzma", "bz2", "xml", "concurrent",
-               "queue", "tempfile", "shutil", "pathlib", "uuid", "secrets", "statistics", "fractions", "pdb"],) * 2))
+        ) % (lacks, lacks))
 
     def test_from_a_zip(self):
         path = os.path.join(self.peer.folder, "app.zip")
@@ -2094,9 +2466,9 @@ class DeviceTest(PeerCase):
     def test_in_the_c_locale(self):
         self.uses(env=ASCII)
 
-    def runs(self, code, *script):
+    def runs(self, code, *script, before="import sys\n"):
         self.peer.script = script
-        done = python("-c", "import sys\nsys.path.insert(0, sys.argv[2])\nimport llama_info as l\n" + code,
+        done = python("-c", before + "sys.path.insert(0, sys.argv[2])\nimport llama_info as l\n" + code,
                       self.peer.path, os.path.dirname(MODULE))
         self.assertEqual((done.stderr, done.returncode), ("", 0))
         return done.stdout
@@ -2117,6 +2489,55 @@ class DeviceTest(PeerCase):
                 "    except l.ProtocolError:\n        print('refused')\n"
                 "thread = threading.Thread(target=ask)\nthread.start()\nthread.join()\n",
                 self.peer.read, answer(body)), "refused\n")
+
+    @unittest.skipUnless(sys.platform == "linux" and sys.implementation.name == "cpython", "needs RLIMIT_AS")
+    def test_running_out_of_memory_is_a_protocol_error(self):
+        body = json.dumps({"tokens": list(range(1000, 600_000))}, separators=(",", ":"))
+        printed = self.runs(
+            "import resource\n"
+            "unlimited = resource.getrlimit(resource.RLIMIT_AS)\n"
+            "client = l.Client(sys.argv[1], 'm')\n"
+            "def limit(mib):\n"
+            "    with open('/proc/self/statm') as file:\n"
+            "        used = int(file.read().split()[0]) * resource.getpagesize()\n"
+            "    resource.setrlimit(resource.RLIMIT_AS, (used + mib * 2**20, unlimited[1]))\n"
+            "limit(8)\n"
+            "try:\n"
+            "    bytes(64 * 2**20)\n"
+            "    print('no limit')\n"
+            "except MemoryError:\n"
+            "    pass\n"
+            "for mib in range(2, 60, 3):\n"
+            "    limit(mib)\n"
+            "    try:\n"
+            "        outcome = client.tokenize('x')\n"
+            "    except l.ProtocolError as error:\n"
+            "        outcome = error\n"
+            "    resource.setrlimit(resource.RLIMIT_AS, unlimited)\n"
+            "    print(outcome)\n",
+            self.peer.read, answer(body))
+        if "no limit" in printed:  # an emulator
+            self.skipTest("RLIMIT_AS has no effect here")
+        self.assertEqual(set(printed.splitlines()), {"MemoryError: no message", "599000"})
+
+    def test_integers_where_python_has_no_limit(self):
+        for digits, outcome in [(4300, "[0] is -8888"), (4301, "not JSON")]:
+            printed = self.runs(
+                "try:\n    l.Client(sys.argv[1], 'm').slots()\nexcept l.ProtocolError as error:\n    print(error)\n",
+                self.peer.read, answer("[-%s]" % ("8" * digits)),
+                before="import sys\nif hasattr(sys, 'get_int_max_str_digits'):\n"
+                       "    sys.set_int_max_str_digits(0)\n    del sys.get_int_max_str_digits\n")
+            self.assertEqual(printed[:len(outcome)], outcome)
+
+    @unittest.skipUnless(hasattr(sys, "set_int_max_str_digits"), "this Python has no limit")
+    def test_the_limit_that_a_program_sets_holds(self):
+        for limit, digits, outcome in [(0, 9999, "[0] is 8888"), (640, 641, "not JSON"), (640, 640, "[0] is 8888"),
+                                       (9000, 9000, "[0] is 8888"), (9000, 9001, "not JSON")]:
+            printed = self.runs(
+                "sys.set_int_max_str_digits(%d)\n"
+                "try:\n    l.Client(sys.argv[1], 'm').slots()\nexcept l.ProtocolError as error:\n    print(error)\n"
+                % limit, self.peer.read, answer("[%s]" % ("8" * digits)))
+            self.assertEqual(printed[:len(outcome)], outcome)
 
     def test_import_loads_only_its_four(self):
         code = (
@@ -2196,6 +2617,229 @@ class LiveTest(unittest.TestCase):
         for thread in threads:
             thread.join()
         self.assertEqual(counts, [expected] * 8)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Real answers of three builds of llama-server, byte for byte: `RecordedTest` compares their digests.
+
+HEAD = (
+    b"HTTP/1.1 200 OK\r\nServer: llama.cpp\r\nAccess-Control-Allow-Origin: \r\nConnection: close\r\n"
+    b"X-Accel-Buffering: no\r\nContent-Type: application/json; charset=utf-8\r\nTransfer-Encoding: chunked\r\n"
+    b"Keep-Alive: timeout=5, max=100\r\n\r\n"
+)
+ROUTER = b"Server: llama.cpp\r\nAccess-Control-Allow-Origin: \r\nContent-Type: application/json; charset=utf-8\r\n"
+PARAMS = (
+    '"seed":4294967295,"temperature":0.800000011920929,"dynatemp_range":0.0,"dynatemp_exponent":1.0,"top_k":40,'
+    '"top_p":0.949999988079071,"min_p":0.05000000074505806,"top_n_sigma":-1.0,"xtc_probability":0.0,'
+    '"xtc_threshold":0.10000000149011612,"typical_p":1.0,"repeat_last_n":64,"repeat_penalty":1.0,'
+    '"presence_penalty":0.0,"frequency_penalty":0.0,"dry_multiplier":0.0,"dry_base":1.75,"dry_allowed_length":2,'
+    '"dry_penalty_last_n":64,"mirostat":0,"mirostat_tau":5.0,"mirostat_eta":0.10000000149011612,'
+    '"adaptive_target":-1.0,"adaptive_decay":0.8999999761581421,"max_tokens":%s,"n_predict":%s,"n_keep":0,'
+    '"n_discard":0,"ignore_eos":false,"stream":false,"n_probs":0,"min_keep":0,"chat_format":"%s",'
+    '"reasoning_format":"%s","reasoning_in_content":false,"generation_prompt":"%s","samplers":["penalties","dry",'
+    '"top_n_sigma","top_k","typ_p","top_p","min_p","xtc","temperature"],"speculative.types":"none",'
+    '"timings_per_token":false,"post_sampling_probs":false,"backend_sampling":false,"lora":[]'
+)
+TEMPLATE = (
+    r"{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\n"
+    r"You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% endif %}"
+    r"{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+    r"{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+PROPS = (
+    '{"default_generation_settings":{"params":{' + PARAMS % (-1, -1, "Content-only", "none", "") + '},"n_ctx":1024},'
+    '"total_slots":2,"model_alias":"smollm2-135m","model_ftype":"Q4_1","model_path":"/models/smollm2-135m.gguf",'
+    '"modalities":{"vision":false,"video":false,"audio":false},"media_marker":"<__media_MARKER__>",'
+    '"endpoint_slots":true,"endpoint_props":false,"endpoint_metrics":false,"ui":true,"ui_settings":{},'
+    '"chat_template":"' + TEMPLATE + '","chat_template_caps":{"supports_object_arguments":false,'
+    '"supports_parallel_tool_calls":false,"supports_preserve_reasoning":false,"supports_reasoning_effort":false,'
+    '"supports_string_content":true,"supports_system_role":true,"supports_tool_calls":false,"supports_tools":false,'
+    '"supports_typed_content":false},"bos_token":"<|im_start|>","eos_token":"<|im_end|>","build_info":"BUILD",'
+    '"is_sleeping":false,"cors_proxy_enabled":false}'
+)
+ROUTER_PROPS = (
+    '{"role":"router","max_instances":4,"models_autoload":true,"model_alias":"llama-server","model_path":"none",'
+    '"default_generation_settings":{"params":null,"n_ctx":0},"ui_settings":{},"build_info":"BUILD",'
+    '"cors_proxy_enabled":false}'
+)
+SLOTS = (
+    '[{"id":0,"n_ctx":1024,"speculative":false,"is_processing":false},'
+    '{"id":1,"n_ctx":1024,"speculative":false,"is_processing":false}]'
+)
+SLOTS_AFTER_USE = (
+    '[{"id":0,"n_ctx":1024,"speculative":false,"is_processing":false,"id_task":26,"n_prompt_tokens":141,'
+    '"n_prompt_tokens_processed":0,"n_prompt_tokens_cache":0,"params":{'
+    + PARAMS % (24, 24, "peg-native", "deepseek", r"<|im_start|>assistant\n")
+    + '},"next_token":[{"has_next_token":false,"has_new_line":false,"n_remain":-1,"n_decoded":0}]},'
+    '{"id":1,"n_ctx":1024,"speculative":false,"is_processing":false}]'
+)
+MODELS = (
+    '{"data":[{"id":"gemma3-270m","aliases":[],"tags":[],"object":"model","owned_by":"llamacpp","created":179601913'
+    '7,"status":{"value":"unloaded","args":["llama-server","--host","127.0.0.1","--offline","--port","0","--sleep-i'
+    'dle-seconds","2","--alias","gemma3-270m","--ctx-size","2048","--model","/models/gemma3-270m.gguf","--parallel"'
+    ',"2"],"preset":"[gemma3-270m]\\noffline = 1\\nsleep-idle-seconds = 2\\nctx-size = 2048\\nmodel = /models/gemma3-'
+    '270m.gguf\\nparallel = 2\\n\\n"},"architecture":{"input_modalities":["text"],"output_modalities":["text"]},"sour'
+    'ce":"models_dir","can_remove":false},{"id":"smollm2","aliases":[],"tags":[],"object":"model","owned_by":"llama'
+    'cpp","created":1796019137,"status":{"value":"loaded","args":["llama-server","--host","127.0.0.1","--offline","'
+    '--port","36765","--sleep-idle-seconds","2","--alias","smollm2","--ctx-size","2048","--model","/models/smollm2.'
+    'gguf","--parallel","2"],"preset":"[smollm2]\\noffline = 1\\nsleep-idle-seconds = 2\\nctx-size = 2048\\nmodel = /'
+    'models/smollm2.gguf\\nparallel = 2\\n\\n"},"architecture":{"input_modalities":["text"],"output_modalities":["tex'
+    't"]},"source":"models_dir","can_remove":false,"meta":{"vocab_type":2,"n_vocab":49152,"n_ctx":1024,"n_ctx_train'
+    '":8192,"n_embd":576,"n_params":134515008,"size":96576768,"ftype":"Q4_1"}}],"object":"list"}'
+)
+MODELS_OF_ONE = (
+    '{"models":[{"name":"/models/smollm2.gguf","model":"/models/smollm2.gguf","modified_at":"","size":"","digest":"'
+    '","type":"model","description":"","tags":[""],"capabilities":["completion"],"parameters":"","details":{"parent'
+    '_model":"","format":"gguf","family":"","families":[""],"parameter_size":"","quantization_level":""}}],"object"'
+    ':"list","data":[{"id":"/models/smollm2.gguf","aliases":["/models/smollm2.gguf"],"tags":[],"object":"model","cr'
+    'eated":1796019144,"owned_by":"llamacpp","meta":{"vocab_type":2,"n_vocab":49152,"n_ctx":1024,"n_ctx_train":8192'
+    ',"n_embd":576,"n_params":134515008,"size":96576768,"ftype":"Q4_1"}}]}'
+)
+ERROR = '{"error":{"code":400,"message":"%s","type":"invalid_request_error"}}'
+
+
+def sized(status, fields, body):
+    return b"HTTP/1.1 %s\r\n%sContent-Length: %d\r\n%s\r\n" % (status, ROUTER, len(body), fields) + body.encode()
+
+
+def recorded(build, marker):
+    """The raw answers of one build, by the route or the event that they are the answer to."""
+    def chunked(body):
+        return HEAD + b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body.encode())
+
+    return {
+        "props": chunked(PROPS.replace("BUILD", build).replace("MARKER", marker)),
+        "router-props": sized(b"200 OK", b"Keep-Alive: timeout=5, max=100\r\n", ROUTER_PROPS.replace("BUILD", build)),
+        "slots": chunked(SLOTS),
+        "slots-after-use": chunked(SLOTS_AFTER_USE),
+        "tokenize": chunked('{"tokens":[19556,665]}'),
+        "no-model": sized(
+            b"400 Bad Request", b"Connection: close\r\n", ERROR % "model name is missing from the request"),
+        "unknown-model": sized(b"400 Bad Request", b"Connection: close\r\n", ERROR % "model 'nope' not found"),
+        "child-killed": (
+            b"HTTP/1.1 500 Internal Server Error\r\nServer: llama.cpp\r\nAccess-Control-Allow-Origin: \r\n"
+            b"X-Accel-Buffering: no\r\nContent-Type: application/json; charset=utf-8\r\nTransfer-Encoding: chunked\r\n"
+            b"Connection: close\r\n\r\n26\r\nproxy error: Failed to read connection\r\n0\r\n\r\n"
+        ),
+    }
+
+
+BUILDS = {  # of llama-server: what it calls itself, its random marker, and the digest of its answers in this order
+    "b10434": ("b1-7e4c0a9", "M4fLdMUDUjp6LlXWo6PutwWPxe76IVQe",
+               "b7f8c91995f573dff2c19df6661af5c42ed507cee7a6e5ea7656415a1de2d5f2"),
+    "b11434": ("b0-unknown", "83tnbNLURjxs9akyTZxvtJQMZG0hh7WD",
+               "baba284f38d695e488eac1e79ba01d617d529496cd3f6ebcc1aca9ab01d9039a"),
+    "b11669": ("b11669-Debian", "qSbetcUwvGLl0ZBV0eS6BwuWherumcAG",
+               "d715ab08244ac4f12d48506513136412dd4877f1af963e426c1715243293aebe"),
+}
+RECORDED = recorded(*BUILDS["b11669"][:2])
+MODELS_ROUTER = sized(b"200 OK", b"Connection: close\r\n", MODELS)
+MODELS_SINGLE = sized(b"200 OK", b"Connection: close\r\n", MODELS_OF_ONE)
+TIMINGS = {  # two turns of one conversation on each build
+    "b10434": [
+        {"cache_n": 0, "prompt_n": 80, "prompt_ms": 171.26, "prompt_per_token_ms": 2.1407499999999997,
+         "prompt_per_second": 467.1260072404532, "predicted_n": 24, "predicted_ms": 227.119,
+         "predicted_per_token_ms": 9.874739130434783, "predicted_per_second": 101.26849801205535},
+        {"cache_n": 103, "prompt_n": 15, "prompt_ms": 37.757, "prompt_per_token_ms": 2.5171333333333332,
+         "prompt_per_second": 397.2773260587441, "predicted_n": 24, "predicted_ms": 234.34,
+         "predicted_per_token_ms": 10.188695652173914, "predicted_per_second": 98.14799009985492}],
+    "b11434": [
+        {"cache_n": 0, "prompt_n": 80, "prompt_ms": 160.78, "prompt_per_token_ms": 2.00975,
+         "prompt_per_second": 497.57432516482146, "predicted_n": 24, "predicted_ms": 130.763,
+         "predicted_per_token_ms": 5.685347826086956, "predicted_per_second": 175.89073361730763},
+        {"cache_n": 103, "prompt_n": 15, "prompt_ms": 35.121, "prompt_per_token_ms": 2.3414,
+         "prompt_per_second": 427.09490048688815, "predicted_n": 24, "predicted_ms": 126.49,
+         "predicted_per_token_ms": 5.4995652173913046, "predicted_per_second": 181.83255593327536}],
+    "b11669": [
+        {"cache_n": 0, "prompt_n": 80, "prompt_ms": 202.357, "prompt_per_token_ms": 2.5294625,
+         "prompt_per_second": 395.3409074062177, "predicted_n": 24, "predicted_ms": 129.376,
+         "predicted_per_token_ms": 5.62504347826087, "predicted_per_second": 177.77640366064804},
+        {"cache_n": 103, "prompt_n": 15, "prompt_ms": 34.864, "prompt_per_token_ms": 2.3242666666666665,
+         "prompt_per_second": 430.2432308398348, "predicted_n": 24, "predicted_ms": 128.629,
+         "predicted_per_token_ms": 5.592565217391304, "predicted_per_second": 178.80882227180498}],
+}
+
+CACHE_TABLE = """
+   0  165   90    254   15   90   Hit   kept  a normal turn
+ 254   15   90    268    1   90   Loss  kept  the same request again (regenerate)
+ 268    1   90    261   10   90   Loss  kept  the last question edited
+ 462   15   90    168  309   90   Loss  gone  an old turn cut out
+ 168  309   90      3  587   90   Loss  gone  the system prompt changed
+   3  587   90      0  694   90   Loss  gone  cache_prompt false
+   0  694   90      3  795   90   Loss  gone  another conversation took the slot
+   3  795   90      0  902   90   Loss  gone  the model was unloaded
+   0   36  400      0   98   20   Loss  gone  the context was shifted
+   0  162   90      0  266   90   Loss  gone  the model slept
+   0  162   90      0  266   90   Loss  gone  another model evicted it
+ 425   24   90    222    1   20   Loss  kept  the user undoes two turns
+ 608   17  200    395  445   20   Loss  gone  another conversation with the same system prompt, four slots
+   0   36  120      0  170   20   Loss  gone  a first turn of 36 tokens, then the model slept
+ 425   24   90    425   14   20   Loss  kept  --cache-reuse after a cut
+   0  216  100    216  113   20   Loss  kept  two choices, continued with the second
+   0  129   24    152   22   24   Hit   kept  smollm2: chat, limit 24
+ 152   22   24    197   19   24   Hit   kept  smollm2: chat, limit 24
+ 197   19   24    239   17   24   Hit   kept  smollm2: chat, limit 24
+ 239   17   24    279   19   24   Hit   kept  smollm2: chat, limit 24
+ 279   19   24    321   16   24   Hit   kept  smollm2: chat, limit 24
+ 128    1  216    344   21  300   Hit   kept  smollm2: chat, until EOS (max 300)
+ 344   21  300    664   19  150   Hit   kept  smollm2: chat, until EOS (max 300)
+ 664   19  150    832   16  300   Hit   kept  smollm2: chat, until EOS (max 300)
+ 832   16  300    895  263  300   Loss  kept  smollm2: chat, until EOS (max 300)
+ 895  263  300   1457   16  300   Hit   kept  smollm2: chat, until EOS (max 300)
+ 128    1   10    138   22   33   Hit   kept  smollm2: chat, streamed, limits 10-160
+ 138   22   33    192   18   40   Hit   kept  smollm2: chat, streamed, limits 10-160
+ 192   18   40    249   17   90   Hit   kept  smollm2: chat, streamed, limits 10-160
+ 249   17   90    355   19   64   Hit   kept  smollm2: chat, streamed, limits 10-160
+ 355   19   64    437   16   20   Hit   kept  smollm2: chat, streamed, limits 10-160
+ 128    1   75    129   77   57   Loss  kept  smollm2: json schema
+ 129   77   57    262   18   57   Hit   kept  smollm2: json schema
+ 262   18   57    336   16   57   Hit   kept  smollm2: json schema
+ 336   16   57    408   18   57   Hit   kept  smollm2: json schema
+ 408   18   57    482   15   57   Hit   kept  smollm2: json schema
+ 128    1   60    188   22   60   Hit   kept  smollm2: tools offered
+ 188   22   60    269   19   60   Hit   kept  smollm2: tools offered
+ 269   19   60    347   17   60   Hit   kept  smollm2: tools offered
+ 347   17   60    423   19   60   Hit   kept  smollm2: tools offered
+ 423   19   60    501   16   60   Hit   kept  smollm2: tools offered
+ 128    1  100    228   22  100   Hit   kept  smollm2: sampled, temperature 1.2
+ 228   22  100    349   19  100   Hit   kept  smollm2: sampled, temperature 1.2
+ 349   19  100    467   17  100   Hit   kept  smollm2: sampled, temperature 1.2
+ 467   17  100    583   19  100   Hit   kept  smollm2: sampled, temperature 1.2
+ 583   19  100    701   16   55   Hit   kept  smollm2: sampled, temperature 1.2
+   0   49   24     44   68   24   Hit   kept  gemma3-270m: chat, limit 24
+  44   68   24    107   64   24   Hit   kept  gemma3-270m: chat, limit 24
+ 107   64   24    166   62   24   Hit   kept  gemma3-270m: chat, limit 24
+ 166   62   24    223   64   24   Hit   kept  gemma3-270m: chat, limit 24
+ 223   64   24    282   62   24   Hit   kept  gemma3-270m: chat, limit 24
+  20   29  100     44  144  100   Loss  kept  gemma3-270m: chat, limit 100, under the window
+  44  144  100    183  140  100   Loss  kept  gemma3-270m: chat, limit 100, under the window
+ 183  140  100    318  138  100   Loss  kept  gemma3-270m: chat, limit 100, under the window
+ 318  138  100    555   36  100   Hit   kept  gemma3-270m: chat, limit 100, under the window
+ 555   36  100    690   33  100   Hit   kept  gemma3-270m: chat, limit 100, under the window
+   0  704  100    803   39  100   Hit   kept  gemma3-270m: chat, limit 100, over the window
+ 803   39  100    941   36  100   Hit   kept  gemma3-270m: chat, limit 100, over the window
+ 941   36  100   1076   34  100   Hit   kept  gemma3-270m: chat, limit 100, over the window
+1076   34  100   1209   36  100   Hit   kept  gemma3-270m: chat, limit 100, over the window
+   0   49   80     44  100   80   Loss  kept  gemma3-270m: json schema
+  44  100   80    139  119   80   Loss  kept  gemma3-270m: json schema
+ 139  119   80    253  119   80   Loss  kept  gemma3-270m: json schema
+ 253  119   80    367  121   80   Loss  kept  gemma3-270m: json schema
+ 367  121   80    567   34   80   Hit   kept  gemma3-270m: json schema
+ 187  517   10    713   40  160   Hit   kept  gemma3-270m: streamed, over the window
+ 713   40  160    912   37   40   Hit   kept  gemma3-270m: streamed, over the window
+ 912   37   40    988   35   90   Hit   kept  gemma3-270m: streamed, over the window
+ 988   35   90   1112   37   64   Hit   kept  gemma3-270m: streamed, over the window
+"""
+
+
+def cache_rows():
+    """The rows of the table: the timings before and after, the outcome, whether the prompt was kept, what happened."""
+    rows = []
+    for line in CACHE_TABLE.strip().splitlines():
+        *counts, outcome, kept, name = line.split(None, 8)
+        counts = list(map(int, counts))
+        rows.append((Timings(*counts[:3]), Timings(*counts[3:]), outcome, kept == "kept", name))
+    return rows
 
 
 if __name__ == "__main__":
