@@ -402,18 +402,19 @@ class UnixHTTPConnection(http.client.HTTPConnection):
 # Responses are not read by http.client: it takes a truncated head for a complete one, a junk Content-Length for none
 # and a negative chunk size for an endless chunk, and differs from one Python to the next.
 #
-# The patterns follow the grammar of RFC 9112. A line may end in a bare LF, as its section 2.2 allows.
+# The patterns follow the grammar of RFC 9112. A line of the head may end in a bare LF, as its section 2.2 allows, and
+# so may a chunk size.
 #
 # *( HTAB / SP / VCHAR / obs-text ): what a reason-phrase and a field-value consist of. No CR, no NUL.
 _TEXT = rb"[\t -~\x80-\xff]*"
-# status-line = HTTP-version SP status-code SP [ reason-phrase ] CRLF. Any version 1.x is read as 1.1 (section 2.3). The
-# second SP may be missing, for some servers leave it out together with the reason-phrase.
+# status-line = HTTP-version SP status-code SP [ reason-phrase ] CRLF. Any version 1.x is read as 1.1 (RFC 9110, section
+# 6.2). The second SP may be missing, for some servers leave it out together with the reason-phrase.
 _STATUS_LINE = rb"HTTP/1\.[0-9] ([1-9][0-9]{2})(?: " + _TEXT + rb")?\r?\n"
 # field-line = field-name ":" OWS field-value OWS, or the continuation of one by obs-fold = OWS CRLF RWS, which section
 # 5.2 asks a client to accept, or the empty line that ends the head. A field-name is a token.
 _FIELD_LINE = rb"(?:([-!#$%&'*+.^_`|~0-9A-Za-z]+):(" + _TEXT + rb")|([ \t]" + _TEXT + rb")|)\r?\n"
-# chunk-size [ chunk-ext ] CRLF, and the CRLF after the data. 16 digits are 64 bits. White space before the CRLF is no
-# part of the grammar, but there are servers that pad the size with it.
+# chunk-size [ chunk-ext ] CRLF, and the CRLF after the data. 16 digits are 64 bits. There may be white space before the
+# extension (section 7.1.1) and, from servers that pad the size with it, before the CRLF.
 _CHUNK_SIZE = rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;" + _TEXT + rb")?\r?\n"
 _CHUNK_END = rb"\r\n"
 # Content-Length = 1*DIGIT. 19 digits are the most that always fit into 64 bits.
@@ -449,19 +450,18 @@ def _read_head(fp: BufferedReader) -> tuple[int, dict[bytes, bytes]]:
 
 
 def _read_fields(fp: BufferedReader) -> dict[bytes, bytes]:
-    fields: dict[bytes, bytes] = {}
-    name = b""
+    fields: dict[bytes, list[bytes]] = {}
+    values: list[bytes] = []
     for _ in range(_MAX_FIELD_LINES + 1):
         match = _read_line(fp, "a header field", _FIELD_LINE)
         if match[1]:
-            name, value = match[1].lower(), match[2].strip()
-            if name in fields and fields[name] != value:  # a Content-Length may be sent twice, if both are the same
-                value = fields[name] + b", " + value
-            fields[name] = value
+            values = fields.setdefault(match[1].lower(), [])
+            values.append(match[2].strip())
         elif not match[3]:
-            return fields
-        elif name:
-            fields[name] = (fields[name] + b" " + match[3].strip()).strip()
+            # A field that is sent twice is a list; the same value twice, as of Content-Length by some, counts once.
+            return {name: b", ".join(dict.fromkeys(values)) for name, values in fields.items()}
+        elif values:
+            values[-1] = (values[-1] + b" " + match[3].strip()).strip()
         else:
             raise ProtocolError(f"a header field is {_brief(repr(match[0]))}")
     raise ProtocolError(f"the head has over {_MAX_FIELD_LINES} header lines")

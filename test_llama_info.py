@@ -444,6 +444,7 @@ class Rule1CallTest(PeerCase):
             "a fold": answer("ok", fields=b"A: b\r\n\tc\r\n"),
             "a fold of nothing": answer("ok", fields=b"A: b\r\n \t\r\n"),
             "a fold before the length": b"HTTP/1.1 200 OK\r\nContent-Length:\r\n 2\r\n\r\nok",
+            "length twice, folded": b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\ncontent-length:\r\n 2\r\n\r\nok",
             "a fold before the coding": answer("ok", framing="chunked").replace(b": chunked", b":\n\t chunked \n "),
             "every character of a name": answer("ok", fields=b"!#$%&'*+-.^_`|~09AZaz: x\r\n"),
             "every character of a value": answer("ok", fields=b"A: \t !~\x80\xff\r\n"),
@@ -1482,7 +1483,8 @@ class NotHttpTest(PeerCase):
     def test_bad_framing(self):
         for field, values in [
             ("Content-Length", [b"", b"two", b"-2", b"+2", b"2.0", b"0x2", b"2_", b"1 2", b"2, 2", b"2;", b"\xb2",
-                                b"9" * 5000, b"2\r\nContent-Length: 3", b"3\r\nContent-Length: 2"]),
+                                b"9" * 5000, b"2\r\nContent-Length: 3", b"3\r\nContent-Length: 2",
+                                b"\r\nContent-Length: \r\n\t2", b"2\r\n 2"]),
             ("Transfer-Encoding", [b"", b"gzip", b"identity", b"gzip, chunked", b"chunked, gzip", b"chunked;q=1",
                                    b"xchunked", b"chunked\r\nTransfer-Encoding: gzip"]),
         ]:
