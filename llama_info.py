@@ -345,9 +345,10 @@ def _read_slots(answer: Any) -> list[SlotInfo]:
 
 def _read_token_count(answer: Any) -> int:
     tokens = _field(answer, "", "tokens", list)
-    for i, token in enumerate(tokens):
-        if type(token) is not int:  # a million paths are not made for nothing
-            _expect(token, f"tokens[{i}]", int)
+    if not set(map(type, tokens)) <= {int}:  # two million tokens are not checked one by one
+        for i, token in enumerate(tokens):
+            if type(token) is not int:
+                _expect(token, f"tokens[{i}]", int)
     return len(tokens)
 
 
@@ -409,22 +410,22 @@ class UnixHTTPConnection(http.client.HTTPConnection):
 _TEXT = rb"[\t -~\x80-\xff]*"
 # status-line = HTTP-version SP status-code SP [ reason-phrase ] CRLF. Any version 1.x is read as 1.1 (RFC 9110, section
 # 6.2). The second SP may be missing, for some servers leave it out together with the reason-phrase.
-_STATUS_LINE = rb"HTTP/1\.[0-9] ([1-9][0-9]{2})(?: " + _TEXT + rb")?\r?\n"
+_STATUS_LINE = re.compile(rb"HTTP/1\.[0-9] ([1-9][0-9]{2})(?: " + _TEXT + rb")?\r?\n")
 # field-line = field-name ":" OWS field-value OWS, or the continuation of one by obs-fold = OWS CRLF RWS, which section
 # 5.2 asks a client to accept, or the empty line that ends the head. A field-name is a token.
-_FIELD_LINE = rb"(?:([-!#$%&'*+.^_`|~0-9A-Za-z]+):(" + _TEXT + rb")|([ \t]" + _TEXT + rb")|)\r?\n"
+_FIELD_LINE = re.compile(rb"(?:([-!#$%&'*+.^_`|~0-9A-Za-z]+):(" + _TEXT + rb")|([ \t]" + _TEXT + rb")|)\r?\n")
 # chunk-size [ chunk-ext ] CRLF, and the CRLF after the data. 16 digits are 64 bits. There may be white space before the
 # extension (section 7.1.1) and, from servers that pad the size with it, before the CRLF.
-_CHUNK_SIZE = rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;" + _TEXT + rb")?\r?\n"
-_CHUNK_END = rb"\r\n"
+_CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;" + _TEXT + rb")?\r?\n")
+_CHUNK_END = re.compile(rb"\r\n")
 # Content-Length = 1*DIGIT. 19 digits are the most that always fit into 64 bits.
 _CONTENT_LENGTH = rb"[0-9]{1,19}"
 
 
-def _read_line(fp: BufferedReader, what: str, pattern: bytes, start: bytes = b"") -> re.Match[bytes]:
+def _read_line(fp: BufferedReader, what: str, pattern: re.Pattern[bytes], start: bytes = b"") -> re.Match[bytes]:
     """Read a line and return the match of its `pattern`; `what` names the line, which can only begin with `start`."""
     line = fp.readline(_MAX_LINE)
-    match = re.fullmatch(pattern, line)
+    match = pattern.fullmatch(line)
     if match:
         return match
     if line.endswith(b"\n") or not start.startswith(line[: len(start)]):
