@@ -418,8 +418,6 @@ _FIELD_LINE = re.compile(rb"(?:([-!#$%&'*+.^_`|~0-9A-Za-z]+):(" + _TEXT + rb")|(
 # extension (section 7.1.1) and, from servers that pad the size with it, before the CRLF.
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;" + _TEXT + rb")?\r?\n")
 _CHUNK_END = re.compile(rb"\r\n")
-# Content-Length = 1*DIGIT. 19 digits are the most that always fit into 64 bits.
-_CONTENT_LENGTH = rb"[0-9]{1,19}"
 
 
 def _read_line(fp: BufferedReader, what: str, pattern: re.Pattern[bytes], start: bytes = b"") -> re.Match[bytes]:
@@ -481,7 +479,7 @@ def _body_sizes(fp: BufferedReader, fields: dict[bytes, bytes]) -> Iterator[int]
             size = int(_read_line(fp, "a chunk size", _CHUNK_SIZE)[1], 16)
         # The body is complete. Trailers may follow, which nobody needs.
     elif length is not None:
-        if not re.fullmatch(_CONTENT_LENGTH, length):
+        if not re.fullmatch(rb"[0-9]{1,19}", length):  # 1*DIGIT; 19 are the most that always fit into 64 bits
             raise ProtocolError(f"Content-Length is {_brief(repr(length))}, not a number of bytes")
         yield int(length)
     elif fp.peek():
@@ -531,7 +529,7 @@ def _encodable(name: str, value: str) -> str:
 
 @dataclasses.dataclass(frozen=True, init=False, eq=False)
 class Client:
-    """Asks a `llama-server` on a Unix socket about one of its models.
+    """A client for one model of a `llama-server` on a Unix socket.
 
     `socket_path` (str, bytes or path-like) is the socket; `model` (str, not empty) the model's id, as the server's
     `/models` lists it; `liveness_ms` (above 0, at most 2**31 - 1) how long the server may be silent before a call is
@@ -626,10 +624,10 @@ class Client:
     def _get(self, path: str) -> bytes:
         return self.call("GET", f"{path}?model={quote(self.model, safe='')}")
 
-    def _read(self, data: bytes, read: Callable[[Any], T]) -> T:
-        """Return what `read` makes of the JSON in `data`."""
+    def _read(self, data: bytes, shape: Callable[[Any], T]) -> T:
+        """Return the JSON in `data` in the `shape` of one of the functions above, which check it."""
         try:
-            return read(_parse(data))
+            return shape(_parse(data))
         except _FAULTS as error:
             raise self._failure(error, "reading the answer")
 
