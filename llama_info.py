@@ -9,7 +9,7 @@ llama.cpp's tools/server/README.md, the numbered rules in this file's README.
 
     from llama_info import Client, InferError
 
-    client = Client("/run/llama.sock", "qwen3-4b", liveness_ms=60_000)
+    client = Client("/run/llama.sock", "smollm2-135m", liveness_ms=60_000)
     try:
         print(client.props().n_ctx, client.tokenize("How long is this?"))
     except InferError as error:
@@ -71,7 +71,7 @@ _MAX_DEPTH = 100  # of nested lists and objects in JSON: decoding them fits into
 _MAX_CONTAINERS = 10_000  # lists and objects in one answer: an empty object is 2 bytes of JSON and 64 to 240 of memory
 _MAX_LIVENESS = 2**31 - 1  # ms, 24 days: the longest wait that poll() takes
 _MAX_QUOTED = 160  # characters of a text that is quoted in an error
-_KEY_START = 8  # characters of the API key by which it is found in a text that may hold only part of it
+_KEY_START = 8  # characters of the API key that are looked for: a text may have been truncated inside the key
 
 
 class InferError(Exception):
@@ -110,7 +110,7 @@ class HttpError(InferError):
         return f"HTTP {self.status}: {_brief(self.body)}" if self.body else f"HTTP {self.status}"
 
 
-_HANG_UPS = (ConnectionResetError, BrokenPipeError, ConnectionAbortedError, http.client.IncompleteRead)
+_CLOSED_BY_PEER = (ConnectionResetError, BrokenPipeError, ConnectionAbortedError, http.client.IncompleteRead)
 # All that sending, reading, decoding and checking can raise. Any other exception is the program's own, such as that of
 # a signal handler which limits the time of a job, and passes through.
 _FAULTS = (InferError, OSError, http.client.HTTPException, ValueError, MemoryError, RecursionError)
@@ -129,7 +129,7 @@ def map_http(error: Exception) -> InferError:
     kind: type[InferError] = ProtocolError
     if isinstance(error, (socket.timeout, TimeoutError)):  # one class only since Python 3.10
         kind = StalledError
-    elif isinstance(error, _HANG_UPS):
+    elif isinstance(error, _CLOSED_BY_PEER):
         kind = StreamClosedEarlyError
     mapped = kind(f"{type(error).__name__}: {_brief(str(error) or 'no message')}")
     mapped.__cause__ = error.with_traceback(None)
@@ -219,7 +219,7 @@ def cache_outcome(previous: Timings, current: Timings) -> Hit | Loss:
     """Return whether a request reused what its slot held after the previous request of the conversation (rule 7).
 
     `expected` is `cache_n + prompt_n + predicted_n` of `previous`. The outcome is a `Hit` where `current.cache_n` falls
-    short of that by at most `CACHE_TOLERANCE` tokens, else a `Loss`. Up to that many tokens are always a `Hit`.
+    short of that by at most `CACHE_TOLERANCE` tokens, else a `Loss`. An `expected` of no more is always a `Hit`.
 
     The comparison means something only where the second request extends the first: the same messages, then the answer,
     then more. A `Loss` says that the reuse fell short of what the slot held. What that cost is `current.prompt_n`, and
@@ -237,8 +237,8 @@ def prompt_kept(previous: Timings, current: Timings) -> bool:
 
     True: at most `CACHE_TOLERANCE` tokens of that prompt, and never more than half of it, were processed again. After
     a `Loss` that means that only what followed the prompt was not reused, as is normal for some models and templates.
-    False: the prompt was processed again from some point on. A prompt that is shorter than the previous one can
-    reuse no more than itself, and is measured by itself. The counts cannot tell whose doing it was.
+    False: the prompt was processed again from some point on. Where the current prompt is the shorter one, it is
+    measured by its own length, as it can reuse no more. The counts cannot tell whose doing it was.
     """
     prompt = min(previous.cache_n + previous.prompt_n, current.cache_n + current.prompt_n)
     return current.cache_n + min(CACHE_TOLERANCE, prompt // 2) >= prompt
@@ -248,11 +248,11 @@ def prompt_kept(previous: Timings, current: Timings) -> bool:
 _SURROGATE = "[\ud800-\udfff]"
 _KINDS = {bool: "true or false", int: "an integer", str: "a string of Unicode", list: "a list", dict: "an object"}
 _REPR = reprlib.Repr()  # of any value, shortened before it costs time or memory
-_REPR.maxstring = 400  # more than _brief() leaves: so the end is cut off, and not the middle
+_REPR.maxstring = 400  # over _MAX_QUOTED, so that _brief() cuts off the end; reprlib would cut out the middle
 
 
 def _expect(value: Any, path: str, kind: Any, bits: int = 0) -> Any:
-    """Return `value` if it is a `kind` and, where `bits` are given, a count of so many; `path` says where it stood."""
+    """Return `value` if it is a `kind` and, with `bits`, an unsigned integer of so many; errors name it by `path`."""
     fits = (
         isinstance(value, kind)
         and isinstance(value, bool) == (kind is bool)  # in Python, though not in JSON, True is an integer
@@ -266,7 +266,7 @@ def _expect(value: Any, path: str, kind: Any, bits: int = 0) -> Any:
 
 
 def _field(obj: Any, path: str, name: str, kind: Any, bits: int = 0) -> Any:
-    """Return `obj[name]` as `_expect` does; `path` is where `obj` stood, empty for the whole answer."""
+    """Return `obj[name]` as `_expect` does; `path` names `obj`, and is empty for the whole answer."""
     _expect(obj, path or "the answer", dict)
     path = f"{path}.{name}" if path else name
     if name not in obj:
@@ -279,7 +279,7 @@ def _refuse_constant(constant: str) -> None:
 
 
 def _limited_int(digits: str) -> int:
-    """As `int` is by itself where Python limits the digits that it converts, for time grows with their square."""
+    """`int` with the limit that newer Pythons have themselves, for the time that it takes is quadratic."""
     if len(digits.lstrip("-")) > _MAX_DIGITS:
         raise ValueError(f"an integer has over {_MAX_DIGITS} digits")
     return int(digits)
@@ -293,12 +293,12 @@ _NOT_STRUCTURE = bytes(set(range(256)) - set(b'"[]{}'))
 def _check_structure(data: bytes) -> None:
     """Raise `ValueError` for JSON that could exhaust memory or the stack: too many lists and objects, or too deep.
 
-    Invalid JSON may pass: up to its fault it is counted right, and there the decoder stops.
+    Invalid JSON may pass: the count is right up to its first fault, and the decoder stops there.
     """
     if data.count(b"[") + data.count(b"{") <= _MAX_DEPTH:
-        return
-    # Without escapes each quote begins or ends a string. Then all but quotes and brackets is removed, and each pair of
-    # adjacent quotes: an empty string, or the seam of two. What is left is brackets, and strings that hold some.
+        return  # so few are neither too deep nor too many
+    # Without escapes, each quote begins or ends a string. Without all but quotes and brackets, two quotes that meet are
+    # an empty string or lie between two strings, and are removed too. What is left: brackets and strings of brackets.
     unescaped = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     structure = unescaped.translate(None, _NOT_STRUCTURE).replace(b'""', b"")
     depth = containers = 0
@@ -313,7 +313,7 @@ def _check_structure(data: bytes) -> None:
         else:
             depth -= 1
             if depth < 0:
-                return  # as the decoder will find
+                return  # unbalanced: the decoder will say so
 
 
 def _parse(data: bytes) -> Any:
@@ -421,7 +421,10 @@ _CHUNK_END = re.compile(rb"\r\n")
 
 
 def _read_line(fp: BufferedReader, what: str, pattern: re.Pattern[bytes], start: bytes = b"") -> re.Match[bytes]:
-    """Read a line and return the match of its `pattern`; `what` names the line, which can only begin with `start`."""
+    """Read a line and return the match of its `pattern`; `what` names the line in errors.
+
+    A line without its end is a truncated response, unless it does not even begin as `start` does.
+    """
     line = fp.readline(_MAX_LINE)
     match = pattern.fullmatch(line)
     if match:
@@ -482,10 +485,10 @@ def _body_sizes(fp: BufferedReader, fields: dict[bytes, bytes]) -> Iterator[int]
         if not re.fullmatch(rb"[0-9]{1,19}", length):  # 1*DIGIT; 19 are the most that always fit into 64 bits
             raise ProtocolError(f"Content-Length is {_brief(repr(length))}, not a number of bytes")
         yield int(length)
-    elif fp.peek():
+    elif fp.peek():  # which waits for data, and is empty where the server closes the connection: there the body ends
         while fp.peek():
-            yield len(fp.peek())  # what is in the buffer by now; the body ends where the server closes the connection
-    else:
+            yield len(fp.peek())
+    else:  # no body at all looks the same as a response that was truncated after its head
         raise StreamClosedEarlyError("the server closed the connection before the body")
 
 
@@ -572,18 +575,18 @@ class Client:
         verb, target = re.fullmatch("[A-Z]+", method), re.fullmatch("/[!-~]*", path)
         if not (verb and target):
             raise ValueError(f"cannot request {_brief(method)} {_brief(path)}")
-        headers: dict[str, str | bytes] = {"Connection": "close"}  # or the server waits for another request
+        headers: dict[str, str | bytes] = {"Connection": "close"}  # else the server waits for another request
         if body is not None:
             if type(body) is not bytes:
                 body = bytes(memoryview(body).cast("B"))  # a failed call must not keep a hold of the caller's buffer
             headers["Content-Type"] = "application/json"
         if self.api_key:
-            headers["Authorization"] = b"Bearer " + self.api_key.encode("utf-8")
+            headers["Authorization"] = b"Bearer " + self.api_key.encode("utf-8")  # http.client would encode as Latin-1
         connection = UnixHTTPConnection(self.socket_path, float(self.liveness_ms) / 1000)
         activity = "sending the request"
         try:
             connection.connect()
-            _send(connection, verb[0], target[0], body, headers)
+            _send(connection, verb[0], target[0], body, headers)  # the text that was matched, of a subclass of str too
             activity = "waiting for the response"
             with connection.sock.makefile("rb") as fp:
                 status, fields = _read_head(fp)
@@ -603,7 +606,7 @@ class Client:
     def _failure(self, error: Exception, activity: str) -> InferError:
         """Return the `InferError` for an `error` during this `activity`, without the API key.
 
-        It is kept in no variable while it is raised: its traceback would refer to that, and so to itself.
+        It must be raised directly: a local variable that holds it would make a cycle of error, traceback and frame.
         """
         mapped = map_http(error)
         if isinstance(mapped, StalledError):
@@ -617,15 +620,17 @@ class Client:
         pattern = ""
         for char in (self.api_key or "")[:_KEY_START]:
             forms = {char, ascii(char)[1:-1], repr(char.encode("utf-8"))[2:-1], json.dumps(char)[1:-1]}
+            # Any number of backslashes: JSON that is quoted in JSON doubles them.
             pattern += r"\\*(?:" + "|".join(re.escape(form) for form in sorted(forms)) + ")"
         key = re.search(pattern, text) if pattern else None
-        return text[: key.start()] + "***"[: len(key[0])] if key else text  # no longer than before
+        # Never longer than before: an error body must stay within its limit. What follows may be the rest of the key.
+        return text[: key.start()] + "***"[: len(key[0])] if key else text
 
     def _get(self, path: str) -> bytes:
         return self.call("GET", f"{path}?model={quote(self.model, safe='')}")
 
     def _read(self, data: bytes, shape: Callable[[Any], T]) -> T:
-        """Return the JSON in `data` in the `shape` of one of the functions above, which check it."""
+        """Parse `data` and return what `shape` makes of it, which is one of the `_read_…` functions for JSON."""
         try:
             return shape(_parse(data))
         except _FAULTS as error:
@@ -657,11 +662,12 @@ def _send(
     try:
         connection.request(method, path, body, headers)
         return
-    except _HANG_UPS:
+    except _CLOSED_BY_PEER:
         return  # it may have answered first: reading the response tells
     except socket.timeout:
         pass
-    # It may have answered and read no more. If not, this read, which hardly waits, times out as sending did.
+    # Sending timed out. If the server has answered without reading it all, its answer is there to be read; if not, this
+    # read times out too, after a millisecond.
     connection.sock.settimeout(0.001)
     connection.sock.recv(1, socket.MSG_PEEK)
     connection.sock.settimeout(connection.timeout)
@@ -682,7 +688,7 @@ def _list_models(client: Client, as_json: bool) -> str:
     models = client._read(client.call("GET", "/models"), _read_models)
     if as_json:
         return json.dumps(models) + "\n"
-    # The id comes last, for it may be long, contain spaces, or be as wide as nobody can tell.
+    # The id comes last, for it may be long or contain spaces, and its width on a terminal is unknown.
     return "".join(
         f"{_printable(model['status'] or ''):9} {_printable(model['id'] or '')}".lstrip() + "\n" for model in models)
 
@@ -725,7 +731,7 @@ def _arguments() -> Any:
     if args.model is None and args.tokenize is not None:
         parser.error("--tokenize needs MODEL")
     try:
-        # Both are UTF-8, whatever the locale is.
+        # Both are UTF-8, whatever the locale is. A client needs a model, though the list of models does not.
         model = os.fsencode("any" if args.model is None else args.model).decode("utf-8", "surrogateescape")
         keys = os.fsencode(os.environ.get("LLAMA_API_KEY", "")).decode("utf-8", "surrogateescape")
         args.client = Client(args.socket, model, liveness_ms=args.liveness_ms, api_key=keys.split(",")[0])
