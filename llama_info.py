@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from typing import Any, Callable, Iterator, TypeVar
 
     T = TypeVar("T")
+    _Fields = dict[bytes, list[bytes]]
     StrOrBytesPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 __version__ = "2.0.0"
@@ -436,8 +437,8 @@ def _read_line(fp: BufferedReader, what: str, pattern: re.Pattern[bytes], start:
     raise StreamClosedEarlyError(f"the server closed the connection in {what}")
 
 
-def _read_head(fp: BufferedReader) -> tuple[int, dict[bytes, bytes]]:
-    """Return the status code of the final response, and its header fields by their names in lower case.
+def _read_head(fp: BufferedReader) -> tuple[int, _Fields]:
+    """Return the status code of the final response, and its header fields.
 
     Informational responses that come before it are skipped, as section 15.2 of RFC 9110 asks.
     """
@@ -451,8 +452,9 @@ def _read_head(fp: BufferedReader) -> tuple[int, dict[bytes, bytes]]:
     raise ProtocolError(f"over {_MAX_INFORMATIONAL} informational responses, the last with status code {status}")
 
 
-def _read_fields(fp: BufferedReader) -> dict[bytes, bytes]:
-    fields: dict[bytes, list[bytes]] = {}
+def _read_fields(fp: BufferedReader) -> _Fields:
+    """Return the header fields up to the empty line: their values, in order, by their names in lower case."""
+    fields: _Fields = {}
     values: list[bytes] = []
     for _ in range(_MAX_FIELD_LINES + 1):
         match = _read_line(fp, "a header field", _FIELD_LINE)
@@ -460,8 +462,7 @@ def _read_fields(fp: BufferedReader) -> dict[bytes, bytes]:
             values = fields.setdefault(match[1].lower(), [])
             values.append(match[2].strip())
         elif not match[3]:
-            # A field that is sent twice is a list; the same value twice, as of Content-Length by some, counts once.
-            return {name: b", ".join(dict.fromkeys(values)) for name, values in fields.items()}
+            return fields
         elif values:
             values[-1] = (values[-1] + b" " + match[3].strip()).strip()
         else:
@@ -469,10 +470,11 @@ def _read_fields(fp: BufferedReader) -> dict[bytes, bytes]:
     raise ProtocolError(f"the head has over {_MAX_FIELD_LINES} header lines")
 
 
-def _body_sizes(fp: BufferedReader, fields: dict[bytes, bytes]) -> Iterator[int]:
+def _body_sizes(fp: BufferedReader, fields: _Fields) -> Iterator[int]:
     """Yield the size of each part of a body, in bytes; that part must have been read before the next is asked for."""
-    coding, length = fields.get(b"transfer-encoding"), fields.get(b"content-length")
-    if coding is not None:
+    if b"transfer-encoding" in fields:
+        # A field that is sent more than once is a list. The same value again, which some servers send, counts once.
+        coding = b", ".join(dict.fromkeys(fields[b"transfer-encoding"]))
         if coding.lower() != b"chunked":
             raise ProtocolError(f"Transfer-Encoding is {_brief(repr(coding))}, not chunked")
         size = int(_read_line(fp, "a chunk size", _CHUNK_SIZE)[1], 16)
@@ -481,7 +483,8 @@ def _body_sizes(fp: BufferedReader, fields: dict[bytes, bytes]) -> Iterator[int]
             _read_line(fp, "the end of a chunk", _CHUNK_END)
             size = int(_read_line(fp, "a chunk size", _CHUNK_SIZE)[1], 16)
         # The body is complete. Trailers may follow, which nobody needs.
-    elif length is not None:
+    elif b"content-length" in fields:
+        length = b", ".join(dict.fromkeys(fields[b"content-length"]))
         if not re.fullmatch(rb"[0-9]{1,19}", length):  # 1*DIGIT; 19 are the most that always fit into 64 bits
             raise ProtocolError(f"Content-Length is {_brief(repr(length))}, not a number of bytes")
         yield int(length)
@@ -492,7 +495,7 @@ def _body_sizes(fp: BufferedReader, fields: dict[bytes, bytes]) -> Iterator[int]
         raise StreamClosedEarlyError("the server closed the connection before the body")
 
 
-def _read_body(fp: BufferedReader, fields: dict[bytes, bytes], limit: int) -> Iterator[bytes]:
+def _read_body(fp: BufferedReader, fields: _Fields, limit: int) -> Iterator[bytes]:
     """Yield a body as it arrives; raise `ProtocolError` as soon as it is known to have over `limit` bytes."""
     left = limit
     for size in _body_sizes(fp, fields):
@@ -507,7 +510,7 @@ def _read_body(fp: BufferedReader, fields: dict[bytes, bytes], limit: int) -> It
             yield piece
 
 
-def _read_error(fp: BufferedReader, fields: dict[bytes, bytes]) -> str:
+def _read_error(fp: BufferedReader, fields: _Fields) -> str:
     """Return as much of an error body as can be read and is kept; no fault of it hides the status code."""
     data = bytearray()
     try:
@@ -591,7 +594,7 @@ class Client:
             with connection.sock.makefile("rb") as fp:
                 status, fields = _read_head(fp)
                 if verb[0] == "HEAD" or status in (204, 304):
-                    fields = {b"content-length": b"0"}  # no body follows, whatever the fields say
+                    fields = {b"content-length": [b"0"]}  # no body follows, whatever the fields say
                 if status != 200:
                     raise HttpError(status, self._redact(_read_error(fp, fields)))
                 data = bytearray()  # not a list of pieces: they may be of one byte each

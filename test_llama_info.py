@@ -328,10 +328,10 @@ class Interrupt(Exception):
 
 
 @contextlib.contextmanager
-def interrupting(seconds):
-    """Raise `Interrupt` after so many seconds, wherever the program is by then."""
+def interrupting(seconds, error=Interrupt):
+    """Raise `error` after so many seconds, wherever the program is by then."""
     def interrupt(*_):
-        raise Interrupt
+        raise error
 
     before = signal.signal(signal.SIGALRM, interrupt)
     signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -537,6 +537,15 @@ class Rule1CallTest(PeerCase):
             with connection.getresponse() as response:
                 self.assertEqual((response.status, response.read()), (200, b"ok"))
         self.assertEqual(self.peer.requests[0].partition(b"\r\n\r\n")[2], b"abc")
+
+    def test_the_connection_sends_any_buffer(self):
+        items = memoryview(bytes(range(256)) * 8000).cast("I")
+        self.peer.answers(answer("ok"))
+        with contextlib.closing(UnixHTTPConnection(self.peer.path, HANG)) as connection:
+            connection.request("PUT", "/x", items)
+            with connection.getresponse() as response:
+                self.assertEqual(response.read(), b"ok")
+        self.assertEqual(self.peer.requests[-1].partition(b"\r\n\r\n")[2], items.tobytes())
 
     def test_the_connection_waits_for_ever_by_default(self):
         connection = UnixHTTPConnection(self.peer.path)
@@ -807,6 +816,9 @@ class Rule6ShapeTest(PeerCase):
         for body in ("null", "[]", "[1,2]", "3"):
             with self.subTest(body):
                 self.refuses(self.tokenize, body, "the answer is ", ", not an object")
+        for body, text in [("{}", "tokens is missing in {}"), ('{"tokens":3}', "tokens is 3, not a list")]:
+            self.peer.answers(answer(body))
+            self.assertEqual(str(self.fails(ProtocolError, self.tokenize)), text)
 
     def test_what_real_servers_send_with_a_200_instead(self):
         for name, raw in {
@@ -835,6 +847,7 @@ class Rule6ShapeTest(PeerCase):
             "101 open brackets": b"[" * 101,
             "101 deep": b"[" * 101 + b"]" * 101,
             "101 deep, after as many": b"[" + b"[]," * 200 + b"[" * 100 + b"]" * 101,
+            "101 deep behind a deep sibling": b"[" * 51 + b"[]," + b"[" * 50 + b"]" * 101,
             "101 deep, objects": b'{"a":' * 100 + b"{}" + b"}" * 100,
             "101 deep, objects and lists": b'[{"a":' * 50 + b"[]" + b"}]" * 50,
             "101 deep behind a string": b'["\\\\",' + b"[" * 100 + b"]" * 101,
@@ -1471,7 +1484,40 @@ class NotHttpTest(PeerCase):
                        "200 O\rK", "200 OK\r", "200 \0", "200 \x1b[31m", "200\tOK"):
             with self.subTest(status):
                 self.peer.answers(b"HTTP/1.1 " + status.encode() + b"\r\nContent-Length: 2\r\n\r\n[]")
-                self.assertIn("the status line is b", str(self.fails(ProtocolError, self.client.slots)))
+                error = str(self.fails(ProtocolError, self.client.slots))
+                shown = "the status line is b'HTTP/1.1 " + repr(status[:1].encode())[2:-1]
+                self.assertTrue(error.startswith(shown), error)
+
+    def test_every_character_of_a_version_and_a_status_code(self):
+        for digit in "0123456789":
+            with self.subTest(digit):
+                self.peer.answers(answer("ok").replace(b"1.1", b"1." + digit.encode(), 1))
+                self.assertEqual(self.client.call("GET", "/x"), b"ok")
+                for status in ("2%s6" % digit, "31" + digit, "9%s5" % digit):
+                    self.peer.answers(answer("x", status))
+                    self.assertEqual(self.fails(HttpError, self.client.slots).status, int(status))
+        for char in "/:":
+            for line in ("HTTP/1.%s 200 OK", "HTTP/1.1 %s00 OK", "HTTP/1.1 2%s0 OK", "HTTP/1.1 20%s OK"):
+                with self.subTest(line % char):
+                    self.peer.answers((line % char).encode() + b"\r\nContent-Length: 2\r\n\r\n[]")
+                    self.assertIn("the status line is b", str(self.fails(ProtocolError, self.client.slots)))
+
+    def test_every_byte_of_a_header_field(self):
+        token = b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+        text = bytes([9, *range(0x20, 0x7f), *range(0x80, 0x100)])
+        for byte in sorted(set(range(256)) - {10}):
+            for field, good in [(b"A%c: b", token + b":"), (b"A: b%cc", text), (b"A: b\r\n c%cd", text)]:
+                with self.subTest(field % byte):
+                    self.peer.answers(answer("[]", fields=field % byte + b"\r\n"))
+                    if byte in good:
+                        self.assertEqual(self.client.slots(), [])
+                    else:
+                        self.assertIn("a header field is b", str(self.fails(ProtocolError, self.client.slots)))
+
+    def test_long_lines_are_quoted_short(self):
+        for field in (b" " + b"x" * 60000, b"Transfer-Encoding: " + b"x" * 60000, b"Content-Length: " + b"9" * 60000):
+            self.peer.answers(b"HTTP/1.1 200 OK\r\n" + field + b"\r\n\r\n[]")
+            self.fails(ProtocolError, self.client.slots)
 
     def test_bad_header_field(self):
         for field in (b"no colon", b": no name", b" folded", b"\tfolded", b" ", b"A : b", b"A\t: b", b"A B: c", b"\xff",
@@ -1484,7 +1530,8 @@ class NotHttpTest(PeerCase):
     def test_bad_framing(self):
         for field, values in [
             ("Content-Length", [b"", b"two", b"-2", b"+2", b"2.0", b"0x2", b"2_", b"1 2", b"2, 2", b"2;", b"\xb2",
-                                b"9" * 5000, b"2\r\nContent-Length: 3", b"3\r\nContent-Length: 2",
+                                b"9" * 5000, b"2:", b"/2", b":", b"0" * 19 + b"2", b"2\r\nContent-Length: 3",
+                                b"3\r\nContent-Length: 2",
                                 b"\r\nContent-Length: \r\n\t2", b"2\r\n 2"]),
             ("Transfer-Encoding", [b"", b"gzip", b"identity", b"gzip, chunked", b"chunked, gzip", b"chunked;q=1",
                                    b"xchunked", b"chunked\r\nTransfer-Encoding: gzip"]),
@@ -1493,6 +1540,21 @@ class NotHttpTest(PeerCase):
                 with self.subTest(field, value=value[:30]):
                     self.peer.answers(b"HTTP/1.1 200 OK\r\n%s: %s\r\n\r\n[]" % (field.encode(), value))
                     self.assertIn(field, str(self.fails(ProtocolError, self.client.slots)))
+
+    def test_every_character_of_a_chunk_size(self):
+        head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+        for digit in "123456789abcdefABCDEF":
+            body = b"x" * int(digit, 16)
+            self.peer.answers(head + b"%s\r\n%s\r\n0\r\n\r\n" % (digit.encode(), body))
+            self.assertEqual(self.client.call("GET", "/x"), body)
+        for line in (b"0" * 15 + b"2", b"2\t", b"2 \t ;x", b"2\t "):
+            with self.subTest(line):
+                self.peer.answers(head + line + b"\r\nok\r\n0\r\n\r\n")
+                self.assertEqual(self.client.call("GET", "/x"), b"ok")
+        for raw in [char.encode() + b"\r\n" for char in "/:@G`g"] + [b"2\r\r\nok\r\n0\r\n\r\n"]:
+            with self.subTest(raw):
+                self.peer.answers(head + raw)
+                self.assertIn("a chunk size is b", str(self.fails(ProtocolError, self.client.slots)))
 
     def test_broken_chunks(self):
         head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -1672,11 +1734,12 @@ class NoConnectionTest(PeerCase):
         path, _ = self.full()
         before = open_files()
         for connect in (UnixHTTPConnection(path, HANG).connect, Client(path, "m").slots):
-            with interrupting(0.1):
-                with self.assertRaises(Interrupt) as caught:
-                    connect()
-            self.assertIsNotNone(caught.exception)  # which is kept, and keeps nothing open
-            self.assertEqual(open_files(), before)
+            for error in (Interrupt, KeyboardInterrupt):
+                with interrupting(0.1, error):
+                    with self.assertRaises(error) as caught:
+                        connect()
+                self.assertIsNotNone(caught.exception)  # which is kept, and keeps nothing open
+                self.assertEqual(open_files(), before)
 
 
 class CallerMistakeTest(PeerCase):
@@ -1699,7 +1762,8 @@ class CallerMistakeTest(PeerCase):
             ("surrogate in the model", ["/s", "a\ud800"], {}),
             ("surrogate in the path", ["/s\ud800", "m"], {}),
         ] + [("liveness %r" % ms, ["/s", "m"], {"liveness_ms": ms}) for ms in (
-            0, -1, -0.0, -0.5, 5e-324, 1e-321, Fraction(1, 10**400), float("nan"), float("inf"), float("-inf"), 2**31,
+            0, -1, -0.0, -0.5, 5e-324, 1e-321, 500 * 5e-324, Fraction(1, 10**400), float("nan"), float("inf"),
+            float("-inf"), 2**31,
             10**400)
         ] + [("key %r" % key, ["/s", "m"], {"api_key": key}) for key in (
             "a\nb", "a\r", "\0", "a\tb", "\x1f", "\x7f", "\x80", "x\x9f", "a\ud800", "\udcff")
@@ -1725,7 +1789,7 @@ class CallerMistakeTest(PeerCase):
 
     def test_good_ones_are_taken(self):
         for options in ({"liveness_ms": 0.001}, {"liveness_ms": 1e-320}, {"liveness_ms": 2**31 - 1}, {"api_key": None},
-                        {"api_key": "a bé~"}):
+                        {"api_key": "a bé~\xa0"}):
             with self.subTest(options):
                 Client("/s", "m", **options)
         self.assertEqual(self.of(liveness_ms=2**31 - 1).call("GET", "/"), b"ok")
@@ -1744,6 +1808,30 @@ class CallerMistakeTest(PeerCase):
             for args in rows:
                 with self.subTest(call, args=args):
                     self.mistake(error, getattr(self.client, call), *args)
+
+    def test_every_character_of_a_path_and_a_method(self):
+        path, method = "/" + "".join(map(chr, range(0x21, 0x7f))), "".join(map(chr, range(65, 91)))
+        self.assertEqual(self.client.call(method, path), b"ok")
+        self.assertEqual(self.peer.requests.pop().partition(b"\r\n")[0].decode(), "%s %s HTTP/1.1" % (method, path))
+        for char in "@[`a":
+            self.mistake(ValueError, self.client.call, "G" + char, "/")
+
+    def test_around_the_surrogates(self):
+        self.peer.answers(answer('{"tokens":[1]}'))
+        self.assertEqual(self.of("\ud7ff\ue000").tokenize("\ud7ff\ue000"), 1)
+        self.peer.requests.clear()
+        for char in ("\ud800", "\udbff", "\udc00", "\udfff"):
+            self.mistake(ValueError, self.client.tokenize, char)
+
+    def test_the_texts(self):
+        for method, path in [("G\x1b" * 999, "/"), ("GET", "/\x1b" * 999)]:
+            text = str(self.mistake(ValueError, self.client.call, method, path))
+            self.assertTrue(text.isprintable() and len(text) < 400, ascii(text))
+        self.assertEqual(str(self.mistake(TypeError, self.client.tokenize, b"x")), "text must be a str, not bytes")
+
+    def test_a_client_can_be_replaced(self):
+        client = dataclasses.replace(self.of(api_key="k", liveness_ms=5), model="n")
+        self.assertEqual((client.model, client.liveness_ms, client.api_key), ("n", 5, "k"))
 
     def test_the_text_does_not_show_the_key(self):
         for key in ("SECRET\n", "SECRET\ud800"):
@@ -1854,7 +1942,8 @@ class AlwaysTest(PeerCase):
     def test_a_key_never_shows_however_it_is_escaped(self):
         for key in ("pass\\word-\\-0123456", "schlüssel-0123456", "zero\u200bwidth-0123456", "q'u\"ote-0123",
                     "it's-0123456", "\"quoted\"-0123", "\\'\"\\'\"\\-0123456", "ключ-ключ-ключ", "😀" * 9,
-                    "with space 0123", "(a|b)*[c]{2}.^$"):
+                    "with space 0123", "(a|b)*[c]{2}.^$", "soft\xadhyphen-0123", "no\xa0break-012345",
+                    "tag\U000e0041-0123456"):
             forms = {key, repr(key)[1:-1], repr("'\"" + key)[4:-1], ascii(key)[1:-1], repr(key.encode())[2:-1],
                      json.dumps(key)[1:-1], json.dumps(key, ensure_ascii=False)[1:-1]}
             for raw in (answer(key), answer(json.dumps([key])), answer(json.dumps(["'\"" + key], ensure_ascii=False)),
@@ -1970,6 +2059,18 @@ class NothingLeftTest(PeerCase):
                 errors += [chained for chained in (error.__cause__, error.__context__) if chained]
             self.assertLess(len(seen), 4)
             self.assertLess(len("".join(seen)), 3 * MAX_ERROR_BODY)
+
+    def test_an_error_kept_with_its_traceback_does_not_hold_the_callers_buffer(self):
+        body = bytearray(b"x")
+        self.peer.answers(answer("no", "500 No"))
+        with self.assertRaises(HttpError) as caught:
+            try:
+                self.client.call("POST", "/x", body)
+            finally:
+                if PYPY:
+                    gc.collect()
+                body.append(1)  # a BufferError, if it did
+        self.assertEqual(caught.exception.status, 500)
 
     def test_bad_json_has_no_cause(self):
         for body in (b"{", b'"\xff"', b"[NaN]", b"[" * 200, b"1" * 5000):
@@ -2244,6 +2345,10 @@ class CommandTest(PeerCase):
     def test_plain(self):
         self.prints(self.PLAIN % "smollm2", self.peer.path, "smollm2")
 
+    def test_plain_with_large_numbers(self):
+        self.peer.raw["props"] = answer(json.dumps(dict(PROPS_GOOD, chat_template="x" * 12345)))
+        self.assertIn("chat template  12,345 characters\n", self.run_command(self.peer.path, "m").stdout)
+
     def test_plain_under_oo(self):
         done = python("-OO", MODULE, self.peer.path, "smollm2")
         self.assertEqual((done.returncode, done.stdout, done.stderr), (0, self.PLAIN % "smollm2", ""))
@@ -2378,6 +2483,17 @@ class CommandTest(PeerCase):
         ]:
             with self.subTest(name):
                 self.assertTrue(self.fails_with(2, pattern, *args).startswith("usage: llama_info.py "))
+
+    @unittest.skipUnless(sys.platform == "linux" and not PYPY, "needs RLIMIT_AS")
+    def test_a_file_larger_than_memory(self):
+        code = ("import resource, runpy, sys\nresource.setrlimit(resource.RLIMIT_AS, (2**28, 2**28))\n"
+                "try:\n    bytes(2**29)\n    sys.exit(99)\nexcept MemoryError:\n    pass\n"
+                "sys.argv[:] = sys.argv[1:]\nrunpy.run_path(sys.argv[0], run_name='__main__')\n")
+        done = python("-c", code, MODULE, "--tokenize", "/dev/zero", self.peer.path, "m")
+        if done.returncode == 99:  # an emulator
+            self.skipTest("RLIMIT_AS has no effect here")
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertRegex(done.stderr, "error: MemoryError: ")
 
     def test_key_comes_from_the_environment_alone(self):
         env = {"LC_ALL": "C.UTF-8", "LLAMA_API_KEY": "SECRET"}
