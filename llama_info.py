@@ -15,7 +15,7 @@ llama.cpp's tools/server/README.md, the numbered rules in this file's README.
     except InferError as error:
         print(f"{type(error).__name__}: {error}")
 
-Once a call has begun, nothing but an `InferError` is raised, whatever the server does:
+Once a call has begun, it raises nothing but an `InferError`, whatever the server does:
 
     InferError
     +-- ConnectError            no connection could be opened (also a ConnectionError)
@@ -33,6 +33,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import http.client
+import itertools
 import json
 import os
 import re
@@ -64,7 +65,7 @@ MAX_ERROR_BODY = 4 * 1024  #: bytes; how much of the body an `HttpError` keeps
 CACHE_TOLERANCE = 64  #: tokens; how far the reuse may fall short and still be a `Hit`
 
 _MAX_LINE = 64 * 1024  # bytes in one line of the head or of the chunked coding, as in http.client
-_MAX_FIELD_LINES = 100  # in one head, as in http.client
+_MAX_FIELD_LINES = 100  # in one head, about as in http.client
 _MAX_INFORMATIONAL = 8  # responses before the final one; servers send one or two
 _READ_SIZE = 64 * 1024  # bytes of a body that are asked for at a time
 _MAX_DIGITS = 4300  # in an integer in JSON: the default of Pythons that have such a limit
@@ -72,7 +73,6 @@ _MAX_DEPTH = 100  # of nested lists and objects in JSON: decoding them fits into
 _MAX_CONTAINERS = 10_000  # lists and objects in one answer: an empty object is 2 bytes of JSON and 64 to 240 of memory
 _MAX_LIVENESS = 2**31 - 1  # ms, 24 days: the longest wait that poll() takes
 _MAX_QUOTED = 160  # characters of a text that is quoted in an error
-_KEY_START = 8  # characters of the API key that are looked for: a text may have been truncated inside the key
 
 
 class InferError(Exception):
@@ -99,7 +99,8 @@ class HttpError(InferError):
     """Raised when a response has a status code other than 200.
 
     `status` (int) is that status code; `body` (str) is the start of the response's body, as `error_text` returns it.
-    `body` may contain control characters; the text of the error shows them escaped.
+    `body` may contain control characters, which the text of the error shows escaped. It ends where the server quotes
+    the API key.
     """
 
     def __init__(self, status: int, body: str) -> None:
@@ -122,8 +123,8 @@ def map_http(error: Exception) -> InferError:
 
     A timeout becomes a `StalledError`; a connection closed by the other side (`http.client.RemoteDisconnected` and
     `IncompleteRead`, a reset, a broken pipe) a `StreamClosedEarlyError`; everything else a `ProtocolError`. The text
-    is the class and the message of `error`, which becomes the `__cause__`. It loses its traceback, which would keep
-    the connection, the request and the response in memory.
+    is the class and the message of `error`, which becomes the `__cause__`. The cause loses its traceback, which would
+    keep the connection, the request and the response in memory.
     """
     if isinstance(error, InferError):
         return error
@@ -247,8 +248,20 @@ def prompt_kept(previous: Timings, current: Timings) -> bool:
 
 # Half of a UTF-16 pair: a str can hold one, and JSON can spell one, but UTF-8 cannot encode it.
 _SURROGATE = "[\ud800-\udfff]"
-_KINDS = {bool: "true or false", int: "an integer", str: "a string of Unicode", list: "a list", dict: "an object"}
-_REPR = reprlib.Repr()  # of any value, shortened before it costs time or memory
+_KINDS = {
+    bool: "true or false", int: "an integer", str: "a string (without lone surrogates)", list: "a list",
+    dict: "an object",
+}
+
+
+class _Repr(reprlib.Repr):
+    """Quotes the start of any value; unlike its base class, it does not sort the keys of an object, however large."""
+
+    def repr_dict(self, obj: dict[Any, Any], level: int) -> str:
+        return super().repr_dict(dict(itertools.islice(obj.items(), self.maxdict + 1)), level)
+
+
+_REPR = _Repr()
 _REPR.maxstring = 400  # over _MAX_QUOTED, so that _brief() cuts off the end; reprlib would cut out the middle
 
 
@@ -300,18 +313,18 @@ def _check_structure(data: bytes) -> None:
         return  # so few are neither too deep nor too many
     # Without escapes, each quote begins or ends a string. Without all but quotes and brackets, two quotes that meet are
     # an empty string or lie between two strings, and are removed too. What is left: brackets and strings of brackets.
-    unescaped = data.replace(b"\\\\", b"").replace(b'\\"', b"")
-    structure = unescaped.translate(None, _NOT_STRUCTURE).replace(b'""', b"")
+    structure = (
+        data.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NOT_STRUCTURE).replace(b'""', b""))
     depth = containers = 0
-    for match in re.finditer(rb'(?:"[^"]*")?([][{}])', structure):
-        if match[1] in b"[{":
+    for match in re.finditer(rb'"[^"]*"?|[][{}]', structure):
+        if match[0] in (b"[", b"{"):
             depth += 1
             containers += 1
             if depth > _MAX_DEPTH:
                 raise ValueError(f"nested over {_MAX_DEPTH} deep")
             if containers > _MAX_CONTAINERS:
                 raise ValueError(f"over {_MAX_CONTAINERS} lists and objects")
-        else:
+        elif match[0] in (b"]", b"}"):
             depth -= 1
             if depth < 0:
                 return  # unbalanced: the decoder will say so
@@ -329,10 +342,10 @@ def _parse(data: bytes) -> Any:
 
 
 def _read_props(answer: Any) -> Props:
-    settings = _field(answer, "", "default_generation_settings", dict)
     return Props(
         chat_template=_field(answer, "", "chat_template", str),
-        n_ctx=_field(settings, "default_generation_settings", "n_ctx", int, 64),
+        n_ctx=_field(
+            _field(answer, "", "default_generation_settings", dict), "default_generation_settings", "n_ctx", int, 64),
         total_slots=_field(answer, "", "total_slots", int, 32),
     )
 
@@ -404,8 +417,8 @@ class UnixHTTPConnection(http.client.HTTPConnection):
 # Responses are not read by http.client: it takes a truncated head for a complete one, a junk Content-Length for none
 # and a negative chunk size for an endless chunk, and differs from one Python to the next.
 #
-# The patterns follow the grammar of RFC 9112. A line of the head may end in a bare LF, as its section 2.2 allows, and
-# so may a chunk size.
+# The patterns follow the grammar of RFC 9112. A line of the head may end in a bare LF, as its section 2.2 allows; this
+# reader lets a chunk size do so too.
 #
 # *( HTAB / SP / VCHAR / obs-text ): what a reason-phrase and a field-value consist of. No CR, no NUL.
 _TEXT = rb"[\t -~\x80-\xff]*"
@@ -480,7 +493,7 @@ def _body_sizes(fp: BufferedReader, fields: _Fields) -> Iterator[int]:
         size = int(_read_line(fp, "a chunk size", _CHUNK_SIZE)[1], 16)
         while size:
             yield size
-            _read_line(fp, "the end of a chunk", _CHUNK_END)
+            _read_line(fp, "the line end after a chunk", _CHUNK_END)
             size = int(_read_line(fp, "a chunk size", _CHUNK_SIZE)[1], 16)
         # The body is complete. Trailers may follow, which nobody needs.
     elif b"content-length" in fields:
@@ -511,7 +524,7 @@ def _read_body(fp: BufferedReader, fields: _Fields, limit: int) -> Iterator[byte
 
 
 def _read_error(fp: BufferedReader, fields: _Fields) -> str:
-    """Return as much of an error body as can be read and is kept; no fault of it hides the status code."""
+    """Return as much of an error body as can be read and is kept; a fault in it does not hide the status code."""
     data = bytearray()
     try:
         for piece in _read_body(fp, fields, 2**64):  # more than any length that is read
@@ -588,7 +601,6 @@ class Client:
         connection = UnixHTTPConnection(self.socket_path, float(self.liveness_ms) / 1000)
         activity = "sending the request"
         try:
-            connection.connect()
             _send(connection, verb[0], target[0], body, headers)  # the text that was matched, of a subclass of str too
             activity = "waiting for the response"
             with connection.sock.makefile("rb") as fp:
@@ -621,11 +633,12 @@ class Client:
     def _redact(self, text: str) -> str:
         """Return `text` up to where it shows the API key, which a server may quote: as it is, escaped or truncated."""
         pattern = ""
-        for char in (self.api_key or "")[:_KEY_START]:
+        # The first eight characters are looked for: the text may have been truncated inside the key. Backslashes are
+        # passed over, however many there are: escaping doubles them, and doubles them again in JSON that is quoted.
+        for char in (self.api_key or "").replace("\\", "")[:8]:
             forms = {char, ascii(char)[1:-1], repr(char.encode("utf-8"))[2:-1], json.dumps(char)[1:-1]}
-            # Any number of backslashes: JSON that is quoted in JSON doubles them.
-            pattern += r"\\*(?:" + "|".join(re.escape(form) for form in sorted(forms)) + ")"
-        key = re.search(pattern, text) if pattern else None
+            pattern += r"\\*(?:" + "|".join(re.escape(form.lstrip("\\")) for form in sorted(forms)) + ")"
+        key = re.search(pattern, text, re.IGNORECASE) if pattern else None
         # Never longer than before: an error body must stay within its limit. What follows may be the rest of the key.
         return text[: key.start()] + "***"[: len(key[0])] if key else text
 
@@ -661,12 +674,12 @@ class Client:
 def _send(
     connection: UnixHTTPConnection, method: str, path: str, body: bytes | None, headers: dict[str, str | bytes]
 ) -> None:
-    """Send a request, or as much of it as the server reads before it answers."""
+    """Open the connection and send a request, or as much of it as the server reads before it answers."""
     try:
         connection.request(method, path, body, headers)
         return
     except _CLOSED_BY_PEER:
-        return  # it may have answered first: reading the response tells
+        return  # the server may have answered first: reading the response tells
     except socket.timeout:
         pass
     # Sending timed out. If the server has answered without reading it all, its answer is there to be read; if not, this
@@ -679,10 +692,9 @@ def _send(
 def _read_models(answer: Any) -> list[dict[str, str | None]]:
     models = []
     for i, model in enumerate(_field(answer, "", "data", list)):
-        path = f"data[{i}]"
-        entry = {"id": _field(model, path, "id", str), "status": None}
+        entry = {"id": _field(model, f"data[{i}]", "id", str), "status": None}
         if "status" in model:  # a server of one model does not say
-            entry["status"] = _field(_field(model, path, "status", dict), f"{path}.status", "value", str)
+            entry["status"] = _field(_field(model, f"data[{i}]", "status", dict), f"data[{i}].status", "value", str)
         models.append(entry)
     return models
 
@@ -693,7 +705,8 @@ def _list_models(client: Client, as_json: bool) -> str:
         return json.dumps(models) + "\n"
     # The id comes last, for it may be long or contain spaces, and its width on a terminal is unknown.
     return "".join(
-        f"{_printable(model['status'] or ''):9} {_printable(model['id'] or '')}".lstrip() + "\n" for model in models)
+        (f"{_printable(model['status']):9} " if model["status"] else "") + _printable(model["id"] or "") + "\n"
+        for model in models)
 
 
 def _describe_model(client: Client, as_json: bool) -> str:
@@ -736,8 +749,8 @@ def _arguments() -> Any:
     try:
         # Both are UTF-8, whatever the locale is. A client needs a model, though the list of models does not.
         model = os.fsencode("any" if args.model is None else args.model).decode("utf-8", "surrogateescape")
-        keys = os.fsencode(os.environ.get("LLAMA_API_KEY", "")).decode("utf-8", "surrogateescape")
-        args.client = Client(args.socket, model, liveness_ms=args.liveness_ms, api_key=keys.split(",")[0])
+        key = os.fsencode(os.environ.get("LLAMA_API_KEY", "").split(",")[0]).decode("utf-8", "surrogateescape")
+        args.client = Client(args.socket, model, liveness_ms=args.liveness_ms, api_key=key)
         if args.tokenize is not None:
             with open(0 if args.tokenize == "-" else args.tokenize, "rb") as file:
                 args.text = file.read().decode("utf-8")

@@ -797,6 +797,21 @@ class Rule6ShapeTest(PeerCase):
             with self.subTest(body):
                 self.refuses(self.client.slots, body, "the answer is ", ", not a list")
 
+    def test_text_of_brackets(self):
+        for body in ('"%s"' % ("[" * 9999), '"%s' % ("[{" * 9999), '["%s","%s"]' % ("[" * 9999, "]" * 9999)):
+            with self.subTest(body[:9], end=body[-1]):
+                self.peer.answers(answer(body))
+                self.assertNotIn("nested", str(self.fails(ProtocolError, self.client.slots)))
+
+    def test_a_large_object_is_quoted_as_it_begins(self):
+        large = dict.fromkeys("zyxwvutsrqponmlkjihgfedcba", 1)
+        for body, call in [(json.dumps(large), self.client.props), (json.dumps(large), self.client.slots),
+                           (json.dumps([large]), self.client.slots), (json.dumps({"tokens": large}), self.tokenize)]:
+            self.peer.answers(answer(body))
+            text = str(self.fails(ProtocolError, call))
+            self.assertIn("'y': 1", text)
+            self.assertNotIn("'a': 1", text)
+
     def test_slots_takes_the_ends_of_the_ranges(self):
         self.peer.answers(answer('[{"id":4294967295,"is_processing":true,"x":{}},{"id":0,"is_processing":false}]'))
         self.assertEqual(self.client.slots(), [SlotInfo(2**32 - 1, True), SlotInfo(0, False)])
@@ -1154,7 +1169,7 @@ class TruncatedTest(PeerCase):
         for raw, text in [(b"", "the status line"), (b"HTTP/1.1 200 OK\r\nA", "a header field"),
                           (answer(SLOTS)[:-9], "9 bytes too early"),
                           (RECORDED["slots"][:-8], "1 bytes too early"),
-                          (RECORDED["slots"][:-6], "the end of a chunk"), (RECORDED["slots"][:-5], "a chunk size"),
+                          (RECORDED["slots"][:-6], "the line end after a chunk"), (RECORDED["slots"][:-5], "a chunk size"),
                           (answer("", framing="until close"), "before the body")]:
             with self.subTest(text):
                 self.peer.answers(raw)
@@ -1958,6 +1973,22 @@ class AlwaysTest(PeerCase):
                         self.assertNotIn(form[:10], shown)
                     self.assertIn("***", shown)
 
+    def test_a_key_never_shows_in_other_escapes(self):
+        for key, shown in [
+            ("clé-secret-123", "cl\\u00E9-secret-123"),
+            ("日本語-日本語-日本", "\\u65E5\\u672C\\u8A9E-\\u65E5\\u672C\\u8A9E-"),
+            ("a\\b-secret-123", "a\\\\\\\\b-secret-123"), ("\\\\srv\\share-0123", "\\\\\\\\srv\\\\share-0123"),
+        ]:
+            with self.subTest(key):
+                self.peer.answers(answer("no: " + shown, "401 No"))
+                self.assertEqual(self.fails(HttpError, self.of(api_key=key).slots).body.rstrip("\\"), "no: ***")
+
+    def test_looking_for_the_key_ends(self):
+        for key in ("\\\\srv\\share-0123", "\\" * 9, "a" * 9):
+            for text in ("\\" * MAX_ERROR_BODY, "\\a" * (MAX_ERROR_BODY // 2)):
+                self.peer.answers(answer(text, "401 No"))
+                self.assertEqual(self.fails(HttpError, self.of(api_key=key).slots).status, 401)
+
     def test_what_comes_before_the_key_is_shown(self):
         for key, text, shown in [
             (self.KEY, "no, %s!" % self.KEY, "no, ***"), (self.KEY, "no, %s!" % self.KEY[:9], "no, ***"),
@@ -2387,7 +2418,7 @@ class CommandTest(PeerCase):
                 self.assertEqual([request.split()[:2] for request in self.peer.requests], [[b"GET", b"/models"]] * 2)
 
     def test_lists_models_of_any_name_and_number(self):
-        names = ["m%d" % i for i in range(20)] + ["日本語/モデル:Q4", "with spaces", "x" * 255, "\x1b[31m\r\n\u202e"]
+        names = ["m%d" % i for i in range(20)] + ["日本語/モデル:Q4", " with spaces ", "x" * 255, "\x1b[31m\r\n\u202e"]
         models = [{"id": name, "status": {"value": state}} for name in names for state in ("loading", "loaded\x1b")]
         self.peer.raw["models"] = answer(json.dumps({"data": models, "more": 1}))
         shown = names[:-1] + ["\\x1b[31m\\r\\n\\u202e"]
