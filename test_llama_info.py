@@ -1169,7 +1169,8 @@ class TruncatedTest(PeerCase):
         for raw, text in [(b"", "the status line"), (b"HTTP/1.1 200 OK\r\nA", "a header field"),
                           (answer(SLOTS)[:-9], "9 bytes too early"),
                           (RECORDED["slots"][:-8], "1 bytes too early"),
-                          (RECORDED["slots"][:-6], "the line end after a chunk"), (RECORDED["slots"][:-5], "a chunk size"),
+                          (RECORDED["slots"][:-6], "the line end after a chunk"),
+                          (RECORDED["slots"][:-5], "a chunk size"),
                           (answer("", framing="until close"), "before the body")]:
             with self.subTest(text):
                 self.peer.answers(raw)
