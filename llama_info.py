@@ -360,9 +360,8 @@ def _read_slots(answer: Any) -> list[SlotInfo]:
 def _read_token_count(answer: Any) -> int:
     tokens = _field(answer, "", "tokens", list)
     if not set(map(type, tokens)) <= {int}:  # two million tokens are not checked one by one
-        for i, token in enumerate(tokens):
-            if type(token) is not int:
-                _expect(token, f"tokens[{i}]", int)
+        i = next(i for i, token in enumerate(tokens) if type(token) is not int)
+        _expect(tokens[i], f"tokens[{i}]", int)
     return len(tokens)
 
 
