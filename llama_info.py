@@ -593,7 +593,7 @@ class Client:
         headers: dict[str, str | bytes] = {"Connection": "close"}  # else the server waits for another request
         if body is not None:
             if type(body) is not bytes:
-                body = bytes(memoryview(body).cast("B"))  # a failed call must not keep a hold of the caller's buffer
+                body = bytes(memoryview(body).cast("B"))  # a failed call must not hold on to the caller's buffer
             headers["Content-Type"] = "application/json"
         if self.api_key:
             headers["Authorization"] = b"Bearer " + self.api_key.encode("utf-8")  # http.client would encode as Latin-1
