@@ -2469,24 +2469,27 @@ class CommandTest(PeerCase):
             self.assertIn(word, done.stdout)
 
     def test_each_class_of_error_has_its_status_and_one_line(self):
-        path = self.peer.path
+        for status, pattern, *steps in [
+            (8, "^ProtocolError: not JSON: b'' ", self.peer.read, answer("")),
+            (8, "^ProtocolError: the status line is b'junk", self.peer.read, b"junk\n"),
+            (18, "^StreamClosedEarlyError: the server closed the connection in the status line", self.peer.read),
+            (18, "^StreamClosedEarlyError: ", self.peer.read, answer("[]")[:-1]),
+            (22, r"^HttpError: HTTP 501: \\x1b\[31m\\r\\nred\\x9b\n$", self.peer.read,
+             answer("\x1b[31m\r\nred\x9b", "501 No")),
+            (22, "^HttpError: HTTP 204\n$", self.peer.read, answer("", "204 No Content")),
+        ]:
+            with self.subTest(pattern):
+                self.peer.script = steps
+                self.fails_with(status, pattern, self.peer.path, "m")
+
+    def test_no_connection_and_silence_have_their_status_with_a_model_and_without(self):
+        self.peer.script = (self.peer.read, hold)
         for model in ([], ["m"]):
-            self.fails_with(7, r"^ConnectError: cannot connect to '/no': No such file or directory\n$", "/no", *model)
-            for status, pattern, *steps in [] if model else [
-                (8, "^ProtocolError: not JSON: b'' ", self.peer.read, answer("")),
-                (8, "^ProtocolError: the status line is b'junk", self.peer.read, b"junk\n"),
-                (18, "^StreamClosedEarlyError: the server closed the connection in the status line", self.peer.read),
-                (18, "^StreamClosedEarlyError: ", self.peer.read, answer("[]")[:-1]),
-                (22, r"^HttpError: HTTP 501: \\x1b\[31m\\r\\nred\\x9b\n$", self.peer.read,
-                 answer("\x1b[31m\r\nred\x9b", "501 No")),
-                (22, "^HttpError: HTTP 204\n$", self.peer.read, answer("", "204 No Content")),
-            ]:
-                with self.subTest(pattern, model=model):
-                    self.peer.script = steps
-                    self.fails_with(status, pattern, path, *model)
-            self.peer.script = (self.peer.read, hold)
-            self.fails_with(28, "^StalledError: no progress for %d ms while waiting" % QUICK,
-                            "--liveness-ms", str(QUICK), path, *model)
+            with self.subTest(model=model):
+                text = self.fails_with(7, "^ConnectError: ", "/no", *model)
+                self.assertEqual(text, "ConnectError: cannot connect to '/no': No such file or directory\n")
+                self.fails_with(28, "^StalledError: no progress for %d ms while waiting" % QUICK,
+                                "--liveness-ms", str(QUICK), self.peer.path, *model)
 
     def test_errors_in_any_locale(self):
         self.peer.raw["slots"] = answer('"日"')
